@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.common import save, spread, warn
 from lockstep import numerics
-from lockstep.commands.subject import subject_of
+from lockstep.commands.named import subject_of
 from lockstep.config.overrides import parse
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe

@@ -590,11 +590,50 @@ def _from_array(array: NDArray[np.uint8]) -> "Image":
     return Image.fromarray(np.ascontiguousarray(array))
 
 
+"""Verdict: which classes a classifier finds in an image, and how far to trust each.
+
+An exported file's script has a copy of this module, so it needs only NumPy.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Answer = Literal["confident", "unsure", "unfamiliar"]
+
+
+def verdict(
+    probabilities: NDArray[np.floating],
+    thresholds: Sequence[float] | None,
+    confident_from: Sequence[float | None] | None,
+    unfamiliar: bool,
+) -> tuple[list[int], dict[int, Answer | None]]:
+    """Return the numbers of the classes, the most probable first; and in this order the ones that
+    are found, each with its answer, None if the file cannot tell.
+
+    `probabilities` is [classes]. With multi-label data, `thresholds` [classes] are the least
+    probabilities of found labels. Without them, the first class is found. `confident_from`
+    [classes] are the least probabilities of confident answers, None where there are no such ones.
+    """
+    # Among equal probabilities the first class counts, as in evaluation.
+    ranked = (-probabilities).argsort(kind="stable").tolist()
+    found = ranked[:1]
+    if thresholds is not None:
+        found = [label for label in ranked if probabilities[label] >= thresholds[label]]
+    if unfamiliar or confident_from is None:
+        return ranked, dict.fromkeys(found, "unfamiliar" if unfamiliar else None)
+    # These are probabilities of held-out answers, in float32.
+    certain = probabilities.astype(np.float32) >= np.array(confident_from, np.float64)
+    return ranked, {label: "confident" if certain[label] else "unsure" for label in found}
+
+
 import json
 import re
 import sys
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnxruntime
@@ -647,22 +686,12 @@ class Exported:
         (row,), *similarity = self._session.run(None, {"images": pixels[None]})
         if not np.isfinite(row).all():
             raise LockstepError("the network's output is not finite", DATA)
-        ranked = (-row).argsort(kind="stable").tolist()
-        thresholds, confident_from = self.metadata["thresholds"], self.metadata["confident_from"]
         unfamiliar = bool(similarity) and similarity[0] < self.metadata["familiar_from"]
-        found = [label for label in ranked if thresholds and row[label] >= thresholds[label]]
-        answers = []
-        for label in found or ranked[:1]:
-            answer = "unfamiliar" if unfamiliar else None
-            if thresholds and not found:
-                answer = "no, unfamiliar" if unfamiliar else "no"
-            elif confident_from and not unfamiliar:
-                confident = (
-                    confident_from[label] is not None and row[label] >= confident_from[label]
-                )
-                answer = "confident" if confident else "unsure"
-            answers.append((self.metadata["classes"][label], float(row[label]), answer))
-        return answers
+        thresholds, confident_from = self.metadata["thresholds"], self.metadata["confident_from"]
+        names = self.metadata["classes"]
+        ranked, found = verdict(row, thresholds, confident_from, unfamiliar)
+        answers: dict[int, Any] = found or {ranked[0]: "no, unfamiliar" if unfamiliar else "no"}
+        return [(names[label], float(row[label]), answer) for label, answer in answers.items()]
 
 
 def images_in(place: Path) -> list[Path]:

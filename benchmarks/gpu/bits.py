@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from benchmarks.common import record_of
 from benchmarks.gpu.trial import NAMES, Facts, Table, device, replica
 from lockstep import hardware
-from lockstep.core.loop import Observer
 from lockstep.core.state import weights_sha256
+from lockstep.core.steps import Observer
 from lockstep.kernels import portable
 
 HEAD = [

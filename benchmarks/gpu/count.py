@@ -4,7 +4,7 @@ benchmarks.gpu.count [CASE...]`.
 A launch is an operator that makes more than a view or an empty tensor; on a GPU a backward
 convolution is up to four. An operator on lists is one launch, but as many as it has tensors if they
 lie differently in memory or have several dtypes. A CUDA graph is one launch; --by-kernels has none.
-Copies are those of random values to the device.
+Copies, as of the values of a step to the device, are among the launches.
 
 All are means of some steps after the first ones, with what reads them: nothing; the listeners of a
 run, in a step that none of them reads; its log and metrics; its summaries for TensorBoard. The last
@@ -22,7 +22,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -30,8 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.stand_ins import Graph
 from benchmarks.gpu.trial import Facts, Table, replica, simulated_gpu
-from lockstep.core.loop import Observer
-from lockstep.data import transforms
+from lockstep.core.steps import Observer
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import TrainSpec
@@ -118,7 +116,7 @@ def counted(case: str, as_graph: bool = True) -> Facts:
     found = {}
     for name, options in READERS.items():
         with simulated_gpu(), tempfile.TemporaryDirectory() as folder:
-            steps = _BEFORE + _COUNTED + 1  # All listeners read the last one.
+            steps = _BEFORE + _COUNTED + 3  # All listeners read the last one.
             changes = {"arithmetic": "native", "steps": steps}
             trained = replica(
                 case, torch.device("cpu"), 300, changes, graphs=as_graph, **(options or {})
@@ -139,33 +137,25 @@ def counted(case: str, as_graph: bool = True) -> Facts:
 def _updates(trained: Replica, path: Path, listening: bool) -> Iterator[Iterator[object]]:
     """Give the updates of a replica, those of a run at `path` with its listeners if `listening`."""
     if not listening:
-        yield trained.updates(Observer())
+        yield trained.updates(Observer(), boundary=lambda updates: False)
         return
     spec = TrainSpec(recipe=trained.recipe, placement=trained.placement, path=path)
     with open_run(spec, Context(), trained, {}) as writer:
-        yield trained.updates(writer.log, poll_requests=writer.poll)
+        yield trained.updates(writer.log, poll_requests=writer.poll, boundary=lambda updates: False)
 
 
 def _means(updates: Iterator[object]) -> Facts:
     """Return the means of the steps that are counted."""
     for _ in islice(updates, _BEFORE):
         pass
-    to_device = transforms.to_device
-    calls = mock.Mock(wraps=to_device)
-    users = [
-        module for module in sys.modules.values() if vars(module).get("to_device") is to_device
-    ]
-    with contextlib.ExitStack() as patches:
-        for module in users:
-            patches.enter_context(mock.patch.object(module, "to_device", calls))
-        replays = Graph.replays
-        with Count() as count:
-            for _ in islice(updates, _COUNTED):
-                pass
+    replays = Graph.replays
+    with Count() as count:
+        for _ in islice(updates, _COUNTED):
+            pass
     count.launches["CUDA graph"] = Graph.replays - replays
     return {
         "operators": count.operators / _COUNTED,
-        "copies": calls.call_count / _COUNTED,
+        "copies": count.launches["copy_"] / _COUNTED,
         "launches": count.launches.total() / _COUNTED,
         "most": {name: number / _COUNTED for name, number in count.launches.most_common(12)},
     }

@@ -12,9 +12,9 @@ from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from lockstep.kernels import fused, reference
+from lockstep.kernels import fused, portable
 from lockstep.kernels.portable import sums
-from lockstep.models import modules, whitened
+from lockstep.models import modules
 
 
 @contextlib.contextmanager
@@ -22,11 +22,14 @@ def operators_of_a_gpu() -> Iterator[None]:
     """Compute without the kernels and chunks that are made for CPUs."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(fused, "applies", return_value=False))
-        stack.enter_context(mock.patch.object(fused, "_CHUNK_BYTES", 1 << 60))
         stack.enter_context(mock.patch.object(modules, "linear", functional.linear))
-        for module in (fused, whitened):
-            stack.enter_context(mock.patch.object(module, "conv", reference.conv))
+        for module in (fused, modules):
+            stack.enter_context(mock.patch.object(module, "is_native_on_gpu", _is_native))
         yield
+
+
+def _is_native(x: Tensor) -> bool:
+    return not portable.is_active()
 
 
 class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -43,6 +46,7 @@ class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operations: list[tuple[Any, ...]] = []
+        self.memory = id(self)
 
     def __enter__(self) -> "Graph":
         Graph.capturing = self
@@ -69,6 +73,10 @@ class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._operations.append((operation, args, kwargs, made))
         return result
 
+    def pool(self) -> int:
+        """Return the name of the graph's memory."""
+        return self.memory
+
     def replay(self) -> None:
         """Compute the operations again. A profile sees the call of CUDA that a real graph makes."""
         Graph.replays += 1
@@ -79,14 +87,84 @@ class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     old.copy_(new)
 
 
+class Stream:
+    """A stand-in for torch.cuda.Stream.
+
+    waits: the pairs of a stream that waited, and the one that it waited for.
+    """
+
+    current: ClassVar["Stream"]
+    waits: ClassVar[list[tuple["Stream", "Stream"]]] = []
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Note the wait."""
+        Stream.waits.append((self, other))
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make this the current stream within the context."""
+        before, Stream.current = Stream.current, self
+        try:
+            yield
+        finally:
+            Stream.current = before
+
+
+Stream.current = Stream()
+
+
+class Event:
+    """A stand-in for torch.cuda.Event, of a GPU that has computed all at once."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        pass
+
+    def record(self) -> None:
+        """Note nothing."""
+
+    def synchronize(self) -> None:
+        """Wait for nothing."""
+
+    def query(self) -> bool:
+        """Return that it is computed."""
+        return True
+
+    def elapsed_time(self, end: "Event") -> float:
+        """Return the milliseconds until `end`."""
+        return 0.0
+
+
+def _current_stream() -> Stream:
+    return Stream.current
+
+
+@contextlib.contextmanager
+def _capture(graph: Graph, pool: int | None, stream: Stream, **options: Any) -> Iterator[None]:
+    """Capture as torch.cuda.graph does: after an error it raises one of its own, and its stream
+    stays the current one.
+    """
+    graph.memory = pool or graph.memory
+    before, Stream.current = Stream.current, stream
+    try:
+        with graph:
+            yield
+    except Exception as error:
+        raise RuntimeError("operation failed due to a previous error during capture") from error
+    Stream.current = before
+
+
 @contextlib.contextmanager
 def graphs_of_a_gpu() -> Iterator[None]:
     """Capture and replay by `Graph`."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(sums, "_disable_current_modes", _native))
         stack.enter_context(mock.patch.object(torch.cuda, "CUDAGraph", Graph))
-        stack.enter_context(mock.patch.object(torch.cuda, "graph", lambda graph, **_: graph))
+        stack.enter_context(mock.patch.object(torch.cuda, "graph", _capture))
         stack.enter_context(mock.patch.object(Graph, "replays", 0))
+        stack.enter_context(mock.patch.object(torch.cuda, "Stream", Stream))
+        stack.enter_context(mock.patch.object(torch.cuda, "Event", Event))
+        stack.enter_context(mock.patch.object(torch.cuda, "stream", Stream.entered))
+        stack.enter_context(mock.patch.object(torch.cuda, "current_stream", _current_stream))
         yield
 
 

@@ -6,16 +6,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from benchmarks import invented, kinds
 from benchmarks.common import save
-from benchmarks.gpu.stand_ins import Graph, graphs_of_a_gpu, operators_of_a_gpu
-from lockstep import numerics
+from benchmarks.gpu.stand_ins import graphs_of_a_gpu, operators_of_a_gpu
+from lockstep import jobs, numerics
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
+from lockstep.core import loop
+from lockstep.core.captured import obstacle
 from lockstep.core.tower import Tower
+from lockstep.data.dataset import Dataset
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.recipes import RECIPES, get_recipe
@@ -41,19 +45,24 @@ def replica(
     recipe = make(fields, full_size | changes, parse(settings, {}))
     numerics.configure(recipe.threads_per_tower, recipe.exact)
     splits = invented.load(recipe.dataset, max(examples, recipe.batch), recipe.image_px)
-    trained = Replica(
+    return Replica(
         recipe, Placement(device=device.type, **placement), Context(device=device), splits
     )
-    if issubclass(torch.cuda.CUDAGraph, Graph):  # A CPU stands in for a GPU.
-        as_graph = trained.without_graphs is None
-        trained.tower = Tower(trained.bound, trained.network, as_graph=as_graph)
-    return trained
 
 
 @contextlib.contextmanager
 def simulated_gpu() -> Iterator[None]:
-    """Let the CPU compute a `replica` as a GPU does, by CUDA graphs where the placement allows."""
-    with operators_of_a_gpu(), graphs_of_a_gpu():
+    """Let the CPU train a `replica` as a GPU does, by CUDA graphs where the placement allows."""
+
+    def updates(dataset: Dataset, tower: Tower, *args: Any, **options: Any) -> Any:
+        ahead = obstacle(tower.bound.recipe) is None
+        return loop.updates(dataset, tower, *args, **{**options, "ahead": ahead})
+
+    with (
+        operators_of_a_gpu(),
+        graphs_of_a_gpu(),
+        mock.patch.object(jobs.replica, "updates", updates),
+    ):
         yield
 
 

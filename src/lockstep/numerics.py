@@ -72,8 +72,8 @@ def configure(threads: int, exact: bool) -> None:
 
 @contextmanager
 def own_flags(threads: int, exact: bool) -> Iterator[None]:
-    """Compute with the flags and the thread count of `configure` in a program of others, whose
-    flags are as they were after the context.
+    """Compute with the flags and the thread count of `configure`, and `without_modes`, in a program
+    of others, whose flags are as they were after the context.
 
     Several threads may be in the context, each once. They share it, as torch's flags belong to the
     whole process; only the thread count belongs to each thread.
@@ -88,13 +88,29 @@ def own_flags(threads: int, exact: bool) -> Iterator[None]:
         _users += 1
         _write(flags)
     try:
-        yield
+        with without_modes():
+            yield
     finally:
         with _lock:
             _users -= 1
             # A thread that began within the context has the count of the context, so the count
             # that is restored is the program's and not the thread's own.
             _write(_before[: 1 if _users else None])
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Compute outside the autocast, the inference mode and the `torch.no_grad()` that a calling
+    program may have entered in this thread. Worker processes have none.
+    """
+    import torch
+
+    with (
+        torch.inference_mode(False),  # which also ends torch.no_grad()
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
+        yield
 
 
 def _flags(exact: bool) -> list[Flag]:

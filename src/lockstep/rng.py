@@ -15,11 +15,14 @@ from numpy.typing import ArrayLike, NDArray
 
 Bits = NDArray[np.uint64]
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+GAMMA = 0x9E3779B97F4A7C15
+# (shift, factor) of each round of mixing: x ^= x >> shift; x *= factor. The last one only shifts.
+ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+_MASK = (1 << 64) - 1
 
 
-def bits(seed: int, stream: str, *keys: ArrayLike) -> Bits:
-    """Return 64 independent random bits for each element of the broadcast `keys`
+def bits(seed: ArrayLike, stream: str, *keys: ArrayLike) -> Bits:
+    """Return 64 independent random bits for each element of the broadcast `seed` and `keys`
     (integers >= 0).
     """
     h = _mix(_uint64(seed) ^ _stream_id(stream))
@@ -28,9 +31,17 @@ def bits(seed: int, stream: str, *keys: ArrayLike) -> Bits:
     return h
 
 
+def word(seed: int, stream: str, *keys: int) -> int:
+    """Return the `bits` of single `keys`, by Python's integers: numpy takes ten times as long."""
+    h = _mix_one(seed ^ int(_stream_id(stream)))
+    for key in keys:
+        h = _mix_one(h ^ _mix_one(key))
+    return h
+
+
 def seed_for(seed: int, stream: str, *keys: int) -> int:
     """Return 63 bits as a seed for a torch generator: an integer in [0, 2**63)."""
-    return int(bits(seed, stream, *keys)) >> 1
+    return word(seed, stream, *keys) >> 1
 
 
 def uniform(bits: Bits, low: float = 0.0, high: float = 1.0) -> NDArray[np.float64]:
@@ -50,10 +61,20 @@ def permutation(seed: int, stream: str, key: int, length: int) -> NDArray[np.int
 
 def _mix(x: Bits) -> Bits:
     with np.errstate(over="ignore"):  # the arithmetic is modulo 2**64 by design
-        x = x + _GAMMA
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+        x = x + np.uint64(GAMMA)
+        for shift, factor in ROUNDS:
+            x ^= x >> np.uint64(shift)
+            if factor > 1:
+                x *= np.uint64(factor)
+    return x
+
+
+def _mix_one(x: int) -> int:
+    """Return `_mix` of one integer."""
+    x += GAMMA
+    for shift, factor in ROUNDS:
+        x = (x ^ (x & _MASK) >> shift) * factor & _MASK
+    return x
 
 
 def _uint64(key: ArrayLike) -> Bits:

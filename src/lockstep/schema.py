@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from lockstep.errors import LockstepError, option, unknown
 
 S = TypeVar("S", bound="Settings")
+Fields = Mapping[str, Any]  # the values of settings or options, by name
+Changes = dict[str, Any]  # the same, which may still change
 _SHOWN = 9  # errors that a message lists
 _MAX_DEPTH = 20  # of brackets
 _MOST_NUMBER = 1e300
@@ -87,12 +89,12 @@ def registry_of(union: Any) -> dict[str, type[Any]]:
     return {member.model_fields["kind"].default: member for member in get_args(union)}
 
 
-def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def dotted(fields: Fields, prefix: str = "") -> Changes:
     """Return nested settings as one mapping with dotted names. An option of a model stays whole.
 
     Raises: LockstepError for two of one name.
     """
-    flat: dict[str, Any] = {}
+    flat: Changes = {}
     for key, value in fields.items():
         name = f"{prefix}{key}"
         whole = not isinstance(value, Mapping) or not value or prefix == "model_options."
@@ -120,7 +122,7 @@ def plain_values(value: Any, depth: int = _MAX_DEPTH) -> Any:
     raise ValueError("give finite numbers, texts, lists and mappings")
 
 
-def validated(settings: type[S], fields: Mapping[str, Any]) -> S:
+def validated(settings: type[S], fields: Fields) -> S:
     """Return `settings` made from `fields`. Raises: LockstepError that names each wrong setting and
     what is allowed.
     """
@@ -132,7 +134,7 @@ def validated(settings: type[S], fields: Mapping[str, Any]) -> S:
         ) from None
 
 
-def _sentence(settings: type[Settings], fields: Mapping[str, Any], item: Any) -> str:
+def _sentence(settings: type[Settings], fields: Fields, item: Any) -> str:
     """Return one of pydantic's errors as a sentence: what we got and what is allowed."""
     name = ".".join(str(part) for part in item["loc"])
     title = settings.__name__.lower()
@@ -161,7 +163,7 @@ def problem_of(item: Any) -> str:
 
 
 def _allowed_names(
-    settings: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]
+    settings: type[Settings], fields: Fields, loc: tuple[str | int, ...]
 ) -> list[str]:
     """Return the names that exist where `loc` names one that does not: in the settings, or in a
     group of them.

@@ -15,7 +15,7 @@ from tests import commands, documents, synthetic
 from tests.documents import ROOT
 from tests.replicas import on_replicas
 
-from lockstep.commands.subject import subject_of
+from lockstep.commands.named import subject_of
 from lockstep.config import overrides
 from lockstep.recipes import get_recipe
 

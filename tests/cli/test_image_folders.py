@@ -11,7 +11,7 @@ from PIL import Image
 from tests.helpers import DATA, USAGE, read_json, record_of, refused, succeeded
 from tests.images import bright_and_dark, encoded, grey_folder, write
 
-from lockstep.classify.predict import load
+import lockstep
 from lockstep.pages.runs import page
 from lockstep.pictures.decode import Decoding, decode_image, decoder_versions
 from lockstep.runs.run import Run
@@ -198,7 +198,7 @@ def test_damaged_files_are_skipped_if_asked_and_stay_so(here, tmp_path):
     succeeded(here(*train[:-1], "c", "--skip-damaged", *left_out))
     assert read_json(tmp_path / "runs/c/result.json")["left_out"] == ["dark/6.png", "dark/7.png"]
     # Prediction has the pixels of training.
-    own = load(tmp_path / "runs/b").pixels(photos / "dark/4.png")
+    own = lockstep.load(tmp_path / "runs/b").pixels(photos / "dark/4.png")
     assert np.array_equal(own, decode_image(photos / "dark/4.png", Decoding(32, fit="squash")))
     assert not np.array_equal(own, decode_image(photos / "dark/4.png", Decoding(32)))
     refused(here("train", "digits", "--skip-damaged"), USAGE, "is for folders of images")

@@ -82,7 +82,8 @@ def test_a_signature_is_what_the_shell_reads_of_it():
     for name, function in (("eval", lockstep.evaluate), ("export", lockstep.export)):
         given = {one.name: one.default for one in dict(every_command())[name].params}
         stated = inspect.signature(function).parameters.values()
-        assert {one.name for one in stated} == {*given} - {"json_output", "help"}
+        of_shell = {"json_output", "help", "watch", "interval", "once"}
+        assert {one.name for one in stated} == {*given} - of_shell
         for one in stated:
             assert given[one.name] in (one.default, None), one
 

@@ -22,7 +22,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.folder import pixels_key
 from lockstep.head import features as head_features
 from lockstep.head.features import features_key, features_of
-from lockstep.jobs import kept
+from lockstep.jobs import weights
 from lockstep.pictures import decode, photos, pixels, scan
 from lockstep.pictures.decode import Decoding
 from lockstep.pictures.scan import scan_folder
@@ -53,7 +53,7 @@ def other_source(monkeypatch, tmp_path, path):
 
 
 def other_release(monkeypatch, tmp_path):
-    monkeypatch.setattr(kept, "version", lambda name: "0.0")
+    monkeypatch.setattr(weights, "version", lambda name: "0.0")
 
 
 def other_library(monkeypatch, tmp_path):
@@ -69,7 +69,7 @@ def of_recipe(**changes):
 
 
 def of_timm(name="toy", image_px=32):
-    return lambda: kept.settings_key(name, image_px)
+    return lambda: weights.settings_key(name, image_px)
 
 
 def of_pixels(**changes):
@@ -108,7 +108,7 @@ CACHES = {
         of_timm(),
         other_release,
         lambda *fixtures: other_source(
-            *fixtures, Path(kept.__file__).parents[1] / "models/from_timm.py"
+            *fixtures, Path(weights.__file__).parents[1] / "models/from_timm.py"
         ),
         of_timm(name="other"),
         of_timm(image_px=33),

@@ -23,7 +23,8 @@ from tests.helpers import lockstep_error, recipe_with
 from tests.images import noise
 from tests.runs import fit_here, state_path
 
-from lockstep.classify.predict import load as load_classifier, weights_of
+import lockstep
+from lockstep.classify.predict import weights_of
 from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
@@ -225,8 +226,8 @@ def test_a_file_of_a_run(run, copy, name, edits, changes):
         (copy / name).write_bytes(each)
         look_at(copy)
         if name == "model.safetensors":
-            only_lockstep_errors(load_classifier, copy)
-            only_lockstep_errors(load_classifier, copy / name)
+            only_lockstep_errors(lockstep.load, copy)
+            only_lockstep_errors(lockstep.load, copy / name)
     (copy / name).write_bytes(content)
 
 
@@ -241,7 +242,7 @@ def test_a_state_that_is_sealed_with_strange_facts(run, copy, changes):
         return
     statefile.write(found.path, found.tensors, facts)
     look_at(copy)
-    only_lockstep_errors(load_classifier, copy, 1)
+    only_lockstep_errors(lockstep.load, copy, 1)
     saver.prune(copy / "checkpoints", 1, None, set())
     only_lockstep_errors(fit_here, RECIPE, copy, Placement(summary_every=0), resume=True)
     shutil.rmtree(copy)
@@ -392,7 +393,7 @@ def test_weights_of_another_type_are_refused(run, tmp_path, dtype, names):
     }
     statefile.write(tmp_path / "m.safetensors", tensors, found.metadata)
     with lockstep_error(f"the weights are of another model than digits: {changed[0]}"):
-        load_classifier(tmp_path / "m.safetensors")
+        lockstep.load(tmp_path / "m.safetensors")
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])

@@ -3,7 +3,7 @@ tests.gpu.simulated LIBRARY`.
 
 The values are real, and the host may not touch the GPU's memory. It prints one line of JSON for
 each case: its name, whether the last checkpoint is that of the CPU, what made the host wait for the
-GPU in a step that nobody reads, and the error, if there is one.
+GPU in a step, and the error, if there is one.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -47,6 +48,7 @@ from lockstep.core.build import build_model
 from lockstep.core.group import connect
 from lockstep.core.monitor import Monitor
 from lockstep.core.vector import Requests
+from lockstep.data import dataset
 from lockstep.jobs import replica
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec, VerifySpec
@@ -55,14 +57,18 @@ from lockstep.jobs.verify import verify
 from lockstep.kernels import fused
 from lockstep.recipes import RECIPES, get_recipe
 
-STEPS, UNREAD = 3, 1  # no listener wants the step UNREAD
+STEPS, WATCHED = 3, 1  # the step WATCHED is neither the first nor the last one
 PORTABLE = ", portable"  # ends the names of cases in portable arithmetic
+SUMMARIES = "summaries of every step"
+ON_HOST = "images that stay in the memory of the host"
 SETTINGS = {
     "adam": {"optimizer": "adam"},
     "adamw": {"optimizer": "adamw"},
     "untrained": {"lr_factors.conv1": 0.0},
     "several labels": {"dataset": invented.MULTI_LABEL, "multi_label": True},
     "float16": {"precision": "float16"},
+    SUMMARIES: {},
+    ON_HOST: {},
     **{
         f"a model that is {flaw}": {"model": f"tests.gpu.simulated:{flaw}"}
         for flaw in ("waiting", "copying", "divided")
@@ -137,15 +143,13 @@ class Waits(TorchDispatchMode):
             for values in ((args, kwargs), result)
         )
         copies = func.name().startswith(("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_"))
-        queued = (kwargs or {}).get("non_blocking") or any(
-            argument is True for argument in args[2:3]
+        queued = copies and (
+            (kwargs or {}).get("non_blocking") or any(argument is True for argument in args[2:3])
         )
         read = func.name() == "aten::_local_scalar_dense" and args[0].is_cuda
-        if (
-            read
-            or ("cuda" in given and "cpu" in made)
-            or (copies and "cpu" in given and "cuda" in made and not queued)
-        ):
+        down = "cuda" in given and "cpu" in made
+        up = copies and "cpu" in given and "cuda" in made
+        if read or ((down or up) and not queued):
             own = [f for f in traceback.extract_stack() if "/src/lockstep/" in f.filename]
             self.found.append(
                 f"{Path(own[-1].filename).name}: {own[-1].name}" if own else func.name()
@@ -154,10 +158,10 @@ class Waits(TorchDispatchMode):
 
 
 def watched(waits: Waits, *args: object, **options: object) -> Generator[Requests]:
-    """Train as the loop does, and record the waits of the step that nobody reads."""
+    """Train as the loop does, and record the waits of the step WATCHED."""
     updates = loop.updates(*args, **options)
     for step in itertools.count():
-        with waits if step == UNREAD else contextlib.nullcontext():
+        with waits if step == WATCHED else contextlib.nullcontext():
             requested = next(updates, None)
         if requested is None:
             return
@@ -165,9 +169,9 @@ def watched(waits: Waits, *args: object, **options: object) -> Generator[Request
 
 
 @contextlib.contextmanager
-def simulating(*, native: bool) -> Iterator[Waits]:
+def simulating(*, native: bool, on_host: bool = False) -> Iterator[Waits]:
     """Answer what torch asks the driver itself. If `native`, also let the CPU compute by the
-    operators of a GPU.
+    operators of a GPU. The images stay `on_host`.
     """
     waits = Waits()
     with contextlib.ExitStack() as stack:
@@ -180,9 +184,11 @@ def simulating(*, native: bool) -> Iterator[Waits]:
         stack.enter_context(graphs_of_a_gpu())
 
         def read(recipe, placement, **_):
-            return invented.load(recipe.dataset, 64, recipe.image_px)
+            splits = invented.load(recipe.dataset, 64, recipe.image_px)
+            return {name: replace(split, mapped=on_host) for name, split in splits.items()}
 
         stack.enter_context(mock.patch.object(replica, "read_splits", read))
+        stack.enter_context(mock.patch.object(dataset, "_MAX_COPIED_BYTES", 0))
         stack.enter_context(
             mock.patch.object(
                 replica, "updates", lambda *args, **options: watched(waits, *args, **options)
@@ -228,10 +234,10 @@ def case(name: str, weights: Path) -> tuple[Recipe, Path | None]:
 
 
 def trained(
-    recipe: Recipe, init: Path | None, device: torch.device, path: Path
+    recipe: Recipe, init: Path | None, device: torch.device, path: Path, summary_every: int = 100
 ) -> dict[str, Tensor]:
     """Return the tensors of the last checkpoint of a run on `device`."""
-    placement = Placement(device=device.type, init=init)
+    placement = Placement(device=device.type, init=init, log_every=1, summary_every=summary_every)
     spec = TrainSpec(recipe=recipe, placement=placement, path=path, started=0.0)
     train(spec, Context(device=device))
     return load_file(next(path.glob(f"checkpoints/*{recipe.steps}.safetensors")))
@@ -309,7 +315,7 @@ def main() -> None:
         line = {"case": name, "equal": False, "waits": [], "error": ""}
         try:
             with (
-                simulating(native=PORTABLE not in name) as waits,
+                simulating(native=PORTABLE not in name, on_host=name == ON_HOST) as waits,
                 tempfile.TemporaryDirectory() as folder,
             ):
                 recipe, init = case(name, Path(folder) / "weights.pt")
@@ -322,7 +328,9 @@ def main() -> None:
                         confirmed(recipe, Path(folder) / "gpu", one) for one in ("cpu", "cuda:0")
                     ]
                 else:
-                    gpu = trained(recipe, init, torch.device("cuda", 0), Path(folder) / "gpu")
+                    every = 1 if name == SUMMARIES else 100
+                    device = torch.device("cuda", 0)
+                    gpu = trained(recipe, init, device, Path(folder) / "gpu", every)
                 line["differ"] = [key for key in gpu | cpu if not torch.equal(gpu[key], cpu[key])]
                 line["equal"] = not line["differ"]
                 line |= {

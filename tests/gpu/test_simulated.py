@@ -35,9 +35,8 @@ def test_every_recipe_has_the_cpus_bits_and_waits_only_for_flags(
     )
     found = {one["case"]: one for one in map(json.loads, done.stdout.splitlines())}
     assert {*RECIPES} < {*found}
-    read = ["vector.py: read"]
-    assert found.pop("a model that is waiting")["waits"] != read
-    assert found.pop("a model that is copying")["waits"] != read
+    assert "network.py: __call__" in found.pop("a model that is waiting")["waits"]
+    assert "network.py: __call__" in found.pop("a model that is copying")["waits"]
     assert (
         "Expected all tensors to be on the same device"
         in found.pop("a model that is divided")["error"]
@@ -47,12 +46,13 @@ def test_every_recipe_has_the_cpus_bits_and_waits_only_for_flags(
     elsewhere = {*simulated.MULTI_LABEL, simulated.RESUMED} - simulated.BY_NAME
     assert elsewhere < {*found}
     assert {name for name, one in found.items() if one["threads"] != 2} == elsewhere
-    by_kernels = {"float16", *(f"{name}{simulated.PORTABLE}" for name in ("digits", "mnist"))}
-    assert {name for name, one in found.items() if not one["replays"]} == by_kernels | elsewhere
-    assert [
-        one
-        for name, one in found.items()
-        if one["error"] or one["waits"] != read * (name not in elsewhere)
-    ] == []
-    # whose sums the fallback rounds
-    assert [name for name, one in found.items() if not one["equal"]] == ["float16"]
+    by_kernels = {"float16"} | elsewhere - {simulated.RESUMED}
+    assert {name for name, one in found.items() if not one["replays"]} == by_kernels
+    assert [one for one in found.values() if one["error"]] == []
+    assert {name: one["waits"] for name, one in found.items() if one["waits"]} == {
+        "float16": ["steps.py: _updated"]
+    }
+    # The fallback rounds the sums of float16. Adam and Muon, of cifar10 and folder, multiply by a
+    # rate in the memory of a GPU.
+    unequal = {"float16", "adam", "adamw", "cifar10", "folder"}
+    assert {name for name, one in found.items() if not one["equal"]} == unequal

@@ -2,6 +2,7 @@
 from them.
 """
 
+import numpy as np
 import pytest
 import torch
 from tests.helpers import lockstep_error, recipe_with
@@ -19,6 +20,7 @@ from lockstep.head.confidence import (
     with_best_decay,
 )
 from lockstep.jobs.result import confident_answers
+from lockstep.pages.verdict import verdict
 
 RECIPE = recipe_with("photos", {"precision": "float32", "steps": 40, "batch": 64})
 INFINITY = float("inf")
@@ -110,9 +112,9 @@ def test_a_threshold_counts_all_answers_of_its_probability():
 def test_an_answer_at_the_threshold_is_sure_in_any_dtype():
     answers = table((0, 0, 0.9, 50), (1, 1, 0.9, 50))
     confidence = Confidence({ANSWERS: answers}, RECIPE, None, 2)
-    at = answers[:1, 2].double() - 1e-9  # the same number in float32, as training counted it
-    confident, _ = confidence(torch.empty(1, 0), torch.stack([at, 1 - at], 1))
-    assert confident.tolist() == [[True, False]]
+    at = float(answers[0, 2]) - 1e-9  # the same number in float32, as training counted it
+    found = verdict(np.array([at, 1 - at]), None, confidence.confident_from, unfamiliar=False)
+    assert found == ([0, 1], {0: "confident"})
 
 
 def test_an_answer_below_two_thirds_is_never_sure():
@@ -161,17 +163,14 @@ def test_labels_or_with_several_answers_tell_which_class_is_rare():
 def test_marks_follow_the_class_that_is_found():
     answers = table((0, 0, 0.9, 400), (1, 1, 0.9, 400), (2, 2, 0.9, 40), (0, 2, 0.8, 20))
     marks = Confidence({ANSWERS: answers}, RECIPE.replace(balanced=False), None, 3)
-    probabilities = torch.tensor(
-        [[0.85, 0.1, 0.05], [0.1, 0.05, 0.85], [0.03, 0.02, 0.95]], dtype=torch.float64
-    )
-    features = torch.zeros(3, 1, 2, 16, dtype=torch.uint8)
-    confident, unfamiliar = marks(features, probabilities)
-    assert confident.nonzero().tolist() == [
-        [0, 0],
-        [2, 2],
-    ]  # 0.85 is confident for class 0, and not for 2
-    assert not unfamiliar.any()
-    assert not any(told.any() for told in Confidence({}, RECIPE, None, 3)(features, probabilities))
+    rows = np.array([[0.85, 0.1, 0.05], [0.1, 0.05, 0.85], [0.03, 0.02, 0.95]])
+    found = [verdict(row, None, marks.confident_from, unfamiliar=False)[1] for row in rows]
+    # 0.85 is confident for class 0, and not for 2
+    assert found == [{0: "confident"}, {2: "unsure"}, {2: "confident"}]
+    nothing = Confidence({}, RECIPE, None, 3)
+    assert verdict(rows[0], None, nothing.confident_from, unfamiliar=False)[1] == {0: None}
+    for one in (marks, nothing):
+        assert not one.unfamiliar(torch.zeros(3, 1, 2, 16, dtype=torch.uint8)).any()
 
 
 @pytest.mark.parametrize("shares", [(1, 1), (4, 1), (8, 1), (16, 1)])
@@ -288,10 +287,7 @@ def test_decay_factors_need_a_linear_head_with_a_bias():
 def test_coverage_and_accuracy_are_those_of_confident_answers(thresholds, counts):
     class Known(Confidence):
         def __init__(self):
-            self.share, self.confident_from = 0.95, torch.tensor(thresholds)
-
-        def __call__(self, features, probabilities):
-            return probabilities >= self.confident_from, torch.zeros(4, dtype=torch.bool)
+            self.share, self.confident_from, self.outliers = 0.95, thresholds, None
 
     images = torch.zeros(4, 1, 1, 1, dtype=torch.uint8)
     dataset = Dataset(images, torch.tensor([0, 0, 1, 1]), ("a", "b"), "")

@@ -18,8 +18,7 @@ from lockstep.data import AUGMENTATIONS, readers
 from lockstep.data.dataset import Dataset
 from lockstep.data.transforms import to_device
 from lockstep.jobs.context import Context
-from lockstep.jobs.replica import Replica
-from lockstep.jobs.splits import splits_of
+from lockstep.jobs.replica import Replica, splits_of
 from lockstep.pictures.pixels import RowCache
 from lockstep.recipes import get_recipe
 
@@ -69,6 +68,11 @@ def test_a_shard_is_the_same(kind, train_set):
         assert torch.equal(got.labels, expected.labels)
 
 
+def test_a_tower_out_of_range_is_an_error(train_set):
+    with pytest.raises(IndexError):
+        train_set.shard(plan(), 4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_have_the_same_examples_and_copy_no_pixels(kind, train_set):
     dataset = through(kind, train_set)
@@ -105,6 +109,19 @@ def test_a_large_file_stays_on_the_cpu(monkeypatch, train_set):
             == moved.pixels(torch.tensor([2, 1])).device.type
             == "meta"
         )
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_towers_and_steps_that_are_drawn_together_have_the_values_of_each_alone(name):
+    dataset = invented.load("cifar10", 300)["train"]
+    plans = [plan(step, augmentation=AUGMENTATIONS[name]()) for step in range(4)]
+    together = dataset.draw(plans, range(1, 4))
+    for step, tower in itertools.product(range(4), range(1, 4)):
+        alone = dataset.draw([plans[step]], [tower])
+        assert together.keys() == alone.keys()
+        for key, values in alone.items():
+            assert np.array_equal(together[key][step, tower - 1], values[0, 0])
+            assert together[key].dtype == values.dtype
 
 
 class Copies(TorchDispatchMode):

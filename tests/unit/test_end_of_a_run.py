@@ -14,9 +14,8 @@ from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
 from lockstep.core.state import State
-from lockstep.jobs.policy import Policy
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.writer import RunWriter
+from lockstep.jobs.writer import Policy, RunWriter
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.runs import statefile
 from lockstep.runs.run import Run

@@ -3,6 +3,7 @@ views.
 """
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from benchmarks.gpu.stand_ins import Graph, graphs_of_a_gpu
 from tests.helpers import labelled, read_json, rows_of
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
@@ -17,6 +19,7 @@ from tests.runs import fit_here
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.build import build_model
+from lockstep.core.captured import Captured
 from lockstep.core.evaluation import Evaluation, classify, evaluate
 from lockstep.core.group import Group
 from lockstep.core.multi_label import found_labels
@@ -83,6 +86,28 @@ def test_any_number_of_processes_has_one_count_and_its_progress(processes):
 
     expected = evaluated(Group())
     assert equal_in_all(on_replicas(processes, evaluated)) == expected
+
+
+def test_graphs_of_a_gpu_count_the_same():
+    recipe, network, parameters, model = setting(10)
+    network.recipe = recipe.replace(
+        arithmetic="native", test_time_augmentation="flip-translate-unsure"
+    )
+    dataset, buffers = data(53), persistent_buffers(model)
+
+    def evaluated(captured=None):
+        return evaluate(
+            network, parameters, buffers, dataset, Group(), keep_logits=True, captured=captured
+        )
+
+    plain = evaluated()
+    with graphs_of_a_gpu():
+        captured = Captured("evaluations", partial(classify, network.recipe), exact=True)
+        for replays in (5, 11):  # of six chunks, all but the first; then all
+            result = evaluated(captured)
+            assert result == plain
+            assert torch.equal(result.logits, plain.logits)
+            assert Graph.replays == replays
 
 
 KEYS = {

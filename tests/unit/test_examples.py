@@ -8,11 +8,11 @@ import torch
 from tests.helpers import lockstep_error, recipe_with
 from tests.images import encoded, grey_folder, write
 
-from lockstep.commands.to_spec import labels_spec, train_spec
+from lockstep.commands.plan import labels_spec, train_spec
 from lockstep.config.placement import Placement
 from lockstep.jobs import labels
 from lockstep.jobs.context import Context
-from lockstep.jobs.splits import read_splits
+from lockstep.jobs.replica import read_splits
 from lockstep.jobs.train import train
 from lockstep.launch.world import World
 from lockstep.pictures import photos as module

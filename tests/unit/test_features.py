@@ -18,7 +18,7 @@ from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
 
 import lockstep
-from lockstep.commands.to_placement import placed
+from lockstep.commands.named import placed
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core import backbone as core_backbone

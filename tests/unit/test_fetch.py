@@ -18,7 +18,7 @@ from tests.serving import TOY, Server, archive, certificate, listing, packed, re
 from lockstep.data import catalog, fetch
 from lockstep.data.catalog import SOURCES, Archive, Source
 from lockstep.errors import DATA, ENVIRONMENT
-from lockstep.jobs import kept
+from lockstep.jobs import weights
 from lockstep.messages import handled, logger
 from lockstep.text import size
 
@@ -257,7 +257,7 @@ def test_a_redirect_from_https_to_http_is_refused(
     sha256 = hashlib.sha256(TOY).hexdigest()
     encrypted.files["w.pt"] = encrypted.files["toy.tar.gz"]
     with lockstep_error("which is not encrypted"):
-        kept.downloaded(f"{encrypted.url}w.pt#sha256={sha256}")
+        weights.downloaded(f"{encrypted.url}w.pt#sha256={sha256}")
     assert server.requests == []
 
 

@@ -9,9 +9,8 @@ from PIL import Image
 from tests.helpers import lockstep_error
 from tests.images import bright_and_dark, grey_folder, load_folder, write
 
-from lockstep.commands.subject import subject_of
-from lockstep.commands.to_recipe import fitted, with_stored_data
-from lockstep.commands.to_spec import train_spec
+from lockstep.commands.named import subject_of
+from lockstep.commands.plan import fitted, train_spec, with_stored_data
 from lockstep.config.placement import Placement
 from lockstep.launch.world import World
 from lockstep.pictures.decode import Decoding, decode_image

@@ -11,7 +11,7 @@ from tests.helpers import WHITENED, lockstep_error, recipe_with, replica
 from tests.runs import fit_here
 
 from lockstep.classify.predict import weights_of
-from lockstep.commands.to_recipe import with_initial_weights
+from lockstep.commands.plan import with_initial_weights
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
 from lockstep.errors import DATA, USAGE

@@ -2,6 +2,10 @@
 ways to run.
 """
 
+import importlib
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.closeness import require_close
@@ -12,7 +16,7 @@ from torch.nn import functional
 from lockstep import hardware
 from lockstep.kernels import cpu_table, fused, portable, reference, winograd
 from lockstep.kernels.fused import conv, conv_relu
-from lockstep.kernels.local_response import local_response
+from lockstep.kernels.local_response import _checked, _fused, local_response
 from lockstep.kernels.winograd import Winograd
 from lockstep.models import MODELS
 from lockstep.models.modules import Dense, LocalResponseNorm
@@ -156,6 +160,45 @@ def test_local_response_equals_its_reference(dtype):
         lambda x: reference.local_response(x, band.double()),
         [channels_last(3, 12, 5, 4, dtype=dtype)],
     )
+
+
+@pytest.mark.parametrize("channels", [12, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_local_response_by_triton_equals_its_reference(monkeypatch, dtype, channels):
+    """Triton's interpreter computes on a CPU, and rounds to bfloat16 towards zero."""
+    pytest.importorskip("triton", reason="Triton is not installed: it comes with CUDA's PyTorch")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    by_triton = importlib.import_module("lockstep.kernels.local_response_gpu").local_response
+    monkeypatch.setattr("lockstep.kernels.local_response._fused", lambda x: by_triton)
+    torch.manual_seed(0)
+    band = LocalResponseNorm(channels, radius=4, alpha=0.05).band.to(dtype)
+    x = channels_last(3, channels, 5, 4, dtype=dtype)
+    with torch.no_grad():
+        evaluated = local_response(x, band)
+    assert torch.equal(evaluated, local_response(x, band))
+    assert_equals_reference(
+        lambda x: local_response(x, band.to(x.dtype)),
+        lambda x: reference.local_response(x, band.double()),
+        [x],
+    )
+
+
+def test_without_triton_or_where_it_fails_torch_computes_local_response(monkeypatch, caplog):
+    x, band = torch.randn(2, 5, 3, 3), LocalResponseNorm(5, radius=1, alpha=1.0).band
+    expected = local_response(x, band)
+    monkeypatch.setattr("lockstep.kernels.local_response.is_native_on_gpu", lambda x: True)
+    name = "lockstep.kernels.local_response_gpu"
+    wrong = SimpleNamespace(local_response=lambda *inputs: inputs[0])
+    for module, messages in ((None, 0), (wrong, 1)):
+        monkeypatch.setitem(sys.modules, name, module)
+        _checked.cache_clear()
+        assert torch.equal(local_response(x, band), expected)
+        assert len(caplog.messages) == messages
+    right = SimpleNamespace(local_response=reference.local_response)
+    monkeypatch.setitem(sys.modules, name, right)
+    _checked.cache_clear()
+    assert _fused(x) is reference.local_response
+    _checked.cache_clear()
 
 
 @pytest.mark.parametrize("kernel", [local_response, reference.local_response])

@@ -14,38 +14,25 @@ from tests.runs import fit_here
 
 import lockstep
 from lockstep.classify.export import Graph
-from lockstep.commands.of_run import fields_of_run
+from lockstep.commands.plan import fields_of_run
 from lockstep.data import arrays
-from lockstep.head.confidence import Confidence
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import evaluate
 from lockstep.jobs.report import report
 from lockstep.jobs.specs import EvaluateSpec, ReportSpec
 from lockstep.pages import prediction_table, runs
-from lockstep.pages.prediction import Prediction, judged, prediction_of, spotlights, with_evidence
+from lockstep.pages.prediction import Prediction, prediction_of, spotlights, with_evidence
 
 CLASSES = ["cat", "dog", "owl"]
 ROW = torch.tensor([0.2, 0.97, 0.8], dtype=torch.float64)
-THRESHOLDS = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+THRESHOLDS = [0.1, 0.5, 0.9]
+LEAST = [0.3, 0.9, 0.5]  # probabilities of confident answers
 FOUND = prediction_of("a.png", ROW, CLASSES, 1, THRESHOLDS)
-NONE = prediction_of("b.png", ROW, CLASSES, 1, torch.ones(3, dtype=torch.float64))
+NONE = prediction_of("b.png", ROW, CLASSES, 1, [1.0] * 3)
 BRIGHT = noise(3, 160, 3) % 2  # which columns of an image are bright
 IMAGES = (
     noise(4, 160, 8, 8, 1) // 4 + 150 * BRIGHT.repeat(2, 1)[:, [*range(6), 0, 1], None][:, None]
 )
-
-
-def confidence(confident=None, unfamiliar=False):
-    """Return a Confidence which says which classes of an image are confident, and if it is unfamiliar."""
-
-    class Known(Confidence):
-        def __init__(self):
-            self.confident_from = confident
-
-        def __call__(self, features, probabilities):
-            return torch.tensor([confident or [False] * 3]), torch.tensor([unfamiliar])
-
-    return Known()
 
 
 def test_labels_reach_the_thresholds_of_their_classes():
@@ -55,29 +42,31 @@ def test_labels_reach_the_thresholds_of_their_classes():
     assert (NONE.labels, NONE.text()) == ((), "b.png  dog 97.00% (no)")
     assert prediction_of("c.png", ROW, CLASSES, 1).labels is None
     record = FOUND.record()
-    assert (record["labels"], record["answers"]) == (("dog", "cat"), None)
+    assert (record["labels"], record["answers"]) == (("dog", "cat"), {})
     assert Prediction("x", error="no").record().keys() == record.keys()
 
 
 def test_each_label_says_whether_it_is_confident():
-    marked = judged(FOUND, confidence([False, True, True]), None, CLASSES)
+    def found(thresholds, confident_from=None, unfamiliar=False):
+        return prediction_of("a.png", ROW, CLASSES, 1, thresholds, confident_from, unfamiliar)
+
+    marked = found(THRESHOLDS, LEAST)
     assert (marked.answer, marked.answers) == (None, {"dog": "confident", "cat": "unsure"})
     assert marked.text() == "a.png  dog 97.00% (confident), owl 80.00% (no), cat 20.00% (unsure)"
-    unfamiliar = judged(FOUND, confidence(unfamiliar=True), None, CLASSES)
+    unfamiliar = found(THRESHOLDS, LEAST, True)
     assert unfamiliar.answers == {"dog": "unfamiliar", "cat": "unfamiliar"}
     assert unfamiliar.text().endswith(
         "cat 20.00%  (unfamiliar: not like any training picture, so do not trust the class)"
     )
-    assert judged(NONE, confidence(unfamiliar=True), None, CLASSES).answer == "unfamiliar"
-    assert judged(FOUND, confidence(), None, CLASSES).answers == {}
-    one = judged(
-        prediction_of("c.png", ROW, CLASSES, 1), confidence([False, True, True]), None, CLASSES
-    )
+    nothing = found([1.0] * 3, LEAST, True)
+    assert (nothing.answer, nothing.answers) == ("unfamiliar", {})
+    one = found(None, LEAST)
     assert (one.answer, one.answers) == ("confident", None)
+    assert (found(None).answer, found(None, unfamiliar=True).answer) == (None, "unfamiliar")
 
 
 def test_a_table_has_several_labels_in_a_field():
-    marked = judged(FOUND, confidence([False, True, True]), None, CLASSES)
+    marked = prediction_of("a.png", ROW, CLASSES, 1, THRESHOLDS, LEAST)
     lines = [
         prediction_table.head(CLASSES, multi_label=True, with_truth=True),
         prediction_table.row(marked, CLASSES, ["cat", "owl"]),
@@ -181,7 +170,7 @@ def test_the_script_finds_the_labels_of_an_exported_file(monkeypatch, capsys):
         "classes": CLASSES,
         "decoding": {"image_px": 8},
         "image_shape": [8, 8, 1],
-        "thresholds": THRESHOLDS.tolist(),
+        "thresholds": THRESHOLDS,
         "confident_from": [0.3, 0.9, None],
         "familiar_from": 0.5,
     }

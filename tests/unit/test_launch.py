@@ -26,9 +26,8 @@ from lockstep.core.monitor import SLOW, Beat
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, STOP_SIGNALS
 from lockstep.jobs.specs import EvaluateSpec, Output, TrainSpec
 from lockstep.launch import submit, supervisor
-from lockstep.launch.relay import Relay
 from lockstep.launch.signals import StopRequest, handled_by, masked
-from lockstep.launch.supervisor import End, Supervisor, begun, stopped
+from lockstep.launch.supervisor import End, Relay, Supervisor, begun, stopped
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
 from lockstep.runs.statefile import DamagedFileError, file_name

@@ -56,6 +56,20 @@ def test_it_yields_nothing_for_a_state_that_has_all_its_steps():
     assert list(items) == []
 
 
+def test_how_many_steps_are_drawn_together_changes_no_bit(monkeypatch):
+    weights = set()
+    for steps in (
+        1,
+        4,
+        32,
+    ):  # A block of 4 has examples of two epochs, and the last one is shorter.
+        monkeypatch.setattr("lockstep.core.steps._STEPS", steps)
+        state, items = loop(RECIPE.replace(augmentation="shift", steps=10))
+        assert len([*items]) == 10
+        weights.add(state.weights_sha256())
+    assert len(weights) == 1
+
+
 class Overflowing(Reduction):
     """A reduction whose first sum overflows, of towers that are finite."""
 

@@ -29,6 +29,7 @@ OF_SHELL = {"Option", "Typer", "Field", "command"}
 EXCEPTIONS = {
     "classify/serve.py": {"--allow-origin", "--host", "--port"},
     "commands/data.py": {"--html", "--labels"},
+    "commands/evaluate.py": {"--", "--interval", "--once", "--watch"},
     "commands/predict.py": {"--csv", "--json", "--top"},
     # the flags of options
     "commands/parameters.py": {"--", "--all", "--from", "--no-", "--output", "--quiet", "--set"}

@@ -177,12 +177,13 @@ def distorted() -> torch.Tensor:
     recipe = get_recipe("cifar10-tutorial")
     all_at_once = Plan.at(
         seed=recipe.seed,
-        step=0,
+        steps=range(1),
         batch=COUNT,
         towers=1,
         examples=COUNT,
         pipeline=Pipeline(recipe.augmentation),
-    )
+        sizes_px=[None],
+    )[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "lockstep.data.transforms.standardise", lambda values: values.permute(0, 3, 1, 2)

@@ -9,7 +9,7 @@ from tests.images import noise
 from tests.runs import change_state, fit_here
 from torch import nn
 
-from lockstep.commands.to_placement import placed
+from lockstep.commands.named import placed
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
 from lockstep.core.multi_label import found_labels
@@ -19,13 +19,15 @@ from lockstep.data.dataset import Dataset
 from lockstep.head.confidence import (
     ANSWERS,
     FOLDS,
+    THRESHOLDS,
     Confidence,
+    best_thresholds,
     confidence_tensors,
     held_out,
     least_confident,
+    thresholds_of,
     with_best_decay,
 )
-from lockstep.head.found import THRESHOLDS, best_thresholds, thresholds_of
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import evaluate
 from lockstep.jobs.specs import EvaluateSpec, VerifySpec
@@ -101,7 +103,7 @@ def test_the_weight_decay_is_the_best_for_left_out_images():
 
 def test_thresholds_and_sure_labels_hold_for_other_images():
     tensors = tensors_of(*examples(1500, 1))
-    chosen = thresholds_of(tensors, 3)
+    chosen = thresholds_of(tensors[THRESHOLDS], 3)
     assert chosen[2] < 0.45  # the rarest
     values, labels = examples(4000, 2)
     rows, probabilities = of(held_out, values, labels, RECIPE, FOLDS)
@@ -109,10 +111,10 @@ def test_thresholds_and_sure_labels_hold_for_other_images():
     best, half = found_labels(logits, labels, chosen), found_labels(logits, labels)
     assert best.summary()["f1"]["macro"] > half.summary()["f1"]["macro"] + 0.01
     marks = Confidence(tensors, RECIPE, None, 3)
-    confident, unfamiliar = marks(values.view(-1, 1, 1, 6).view(torch.uint8), probabilities)
+    confident = probabilities >= torch.tensor(marks.confident_from)
     assert 1000 < confident.sum() < confident.numel()
     assert 0.935 < labels[confident].double().mean() < 0.97
-    assert not unfamiliar.any()
+    assert not marks.unfamiliar(values.view(-1, 1, 1, 6).view(torch.uint8)).any()
 
 
 def test_answers_are_the_labels_that_were_found():
@@ -125,9 +127,9 @@ def test_answers_are_the_labels_that_were_found():
     portable = tensors_of(values, labels, RECIPE.replace(arithmetic="portable"))
     assert torch.allclose(portable[THRESHOLDS], tensors[THRESHOLDS], atol=1e-3)
     assert tensors_of(values[:49], labels[:49]) == {}
-    assert thresholds_of({}, 2).tolist() == [0.5, 0.5]
+    assert thresholds_of(None, 2).tolist() == [0.5, 0.5]
     with pytest.raises(ValueError, match="one probability for each class"):
-        thresholds_of(tensors, 4)
+        thresholds_of(tensors[THRESHOLDS], 4)
     with pytest.raises(ValueError, match="has no classes and probabilities"):
         least_confident(tensors[ANSWERS], 3, 0.95, balanced=False)
 

@@ -18,16 +18,15 @@ from torch import nn
 from torch.nn import functional
 
 import lockstep
+from lockstep.commands.named import placed, subject_of
 from lockstep.commands.network import slow_layers
-from lockstep.commands.subject import subject_of
-from lockstep.commands.to_placement import placed
-from lockstep.commands.to_spec import train_spec
+from lockstep.commands.plan import train_spec
 from lockstep.config.placement import Placement
 from lockstep.core.backbone import Backbone
 from lockstep.core.build import build_model, model_with, named_tensors
 from lockstep.data import fetch
 from lockstep.errors import DATA, ENVIRONMENT, USAGE
-from lockstep.jobs import kept
+from lockstep.jobs import weights
 from lockstep.jobs.weights import find_weights, known_weights
 from lockstep.launch.world import World
 from lockstep.models.efficientnet import EfficientNetLite0, EfficientNetLite2
@@ -155,7 +154,7 @@ def test_a_network_of_timm_trains_and_its_file_alone_predicts(stand_in, photos, 
     assert classifier.decoding.interpolation == "bilinear"
     assert classifier.predict(photos / "a/0.png").label in ("a", "b")
     assert placed(recipe, Placement(), tmp_path / "a").init.parent == tmp_path / "a/checkpoints"
-    next(kept.folder().glob("*.json")).write_bytes(b"{")
+    next(weights.folder().glob("*.json")).write_bytes(b"{")
     stand_in()
     assert spec_of(*again).recipe == recipe
 
@@ -440,7 +439,9 @@ def test_interpolation_decides_pixels_and_the_digest_of_data(photos):
 @pytest.fixture
 def server(monkeypatch):
     """A server whose addresses count as encrypted."""
-    monkeypatch.setattr(kept, "_URL", kept.re.compile(kept._URL.pattern.replace("https", "http")))
+    monkeypatch.setattr(
+        weights, "_URL", weights.re.compile(weights._URL.pattern.replace("https", "http"))
+    )
     monkeypatch.setattr(fetch, "_RETRIES", 0)
     server = Server()
     yield server
@@ -453,28 +454,28 @@ def test_weights_of_a_url_are_downloaded_once_and_verified(server, monkeypatch):
     server.files["w.safetensors"] = body
     url = f"{server.url}w.safetensors#sha256={sha256}"
     for _ in range(2):
-        path = kept.downloaded(url)
+        path = weights.downloaded(url)
     assert (path.read_bytes(), path.name) == (body, f"{sha256}.safetensors")
     assert server.requests == ["w.safetensors"]
-    assert kept.kept(sha256) == path
+    assert weights.kept(sha256) == path
     # By an address of another suffix, or of none, it is the same file.
     for name in ("w.pt", "w"):
-        assert kept.downloaded(url.replace("w.safetensors", name)) == path
+        assert weights.downloaded(url.replace("w.safetensors", name)) == path
     path.unlink()
     server.files["w"] = body
-    bare = kept.downloaded(url.replace("w.safetensors", "w"))
+    bare = weights.downloaded(url.replace("w.safetensors", "w"))
     bare.write_bytes(b"damaged")
-    assert kept.downloaded(url.replace("w.safetensors", "w")).read_bytes() == body
+    assert weights.downloaded(url.replace("w.safetensors", "w")).read_bytes() == body
     bare.unlink()
-    path = kept.downloaded(url)
+    path = weights.downloaded(url)
 
     other = url.replace(sha256, "0" * 64)
     with lockstep_error("SHA256 hash of downloaded file") as raised:
-        kept.downloaded(other)
+        weights.downloaded(other)
     assert raised.value.code == DATA
     monkeypatch.setattr(fetch, "_MOST_BYTES", 100)
     with lockstep_error("and 1 kB is the most"):
-        kept.downloaded(other)
+        weights.downloaded(other)
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
@@ -489,4 +490,4 @@ def test_weights_of_a_url_are_downloaded_once_and_verified(server, monkeypatch):
 )
 def test_a_url_without_encryption_or_checksum_is_refused(url):
     with lockstep_error("give https://.../FILE#sha256=HEX"):
-        kept.downloaded(url)
+        weights.downloaded(url)

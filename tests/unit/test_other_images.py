@@ -14,7 +14,7 @@ from tests.replicas import on_replicas
 from tests.runs import fit_here
 
 import lockstep
-from lockstep.commands.of_run import evaluated, fields_of_run
+from lockstep.commands.plan import evaluated, fields_of_run
 from lockstep.config.placement import Placement
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError

@@ -16,7 +16,7 @@ from tests.images import bright_and_dark, noise
 from tests.runs import fit_here, state_path
 
 import lockstep
-from lockstep.commands.of_run import fields_of_run
+from lockstep.commands.plan import fields_of_run
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
 from lockstep.core.network import persistent_buffers

@@ -132,7 +132,7 @@ class Weights(Listener):
     def __init__(self):
         self.seen = []
 
-    def step(self, event, tensors):
+    def computed(self, step, tensors):
         self.seen.append(
             (tensors.weights["1.weight"].clone(), tensors.gradients["1.weight"].clone())
         )

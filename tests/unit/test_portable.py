@@ -5,6 +5,7 @@ refused.
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from tests.closeness import require_close
@@ -13,6 +14,7 @@ from tests.helpers import lockstep_error, recipe_with
 from torch import nn
 from torch.nn import functional
 
+from lockstep import rng
 from lockstep.config.overrides import make
 from lockstep.kernels import portable, rounding
 from lockstep.kernels.portable import (
@@ -20,6 +22,7 @@ from lockstep.kernels.portable import (
     Portable,
     arithmetic,
     backends,
+    draws,
     elementary,
     native,
     products,
@@ -468,6 +471,33 @@ def gradients_of_a_network(operation):
         functional.linear(y, seeded(5, y.shape[1], seed=2) * 0.1), torch.arange(4)
     )
     return loss.detach(), *torch.autograd.grad(loss, (images, weight))
+
+
+@pytest.mark.parametrize("count", [0, 5, (1 << 18) + 3])
+def test_draws_are_the_words_of_counters(count):
+    """The rule of every portable run with dropout: other words would change its weights."""
+    torch.manual_seed(3)
+    drawn = draws.bernoulli_(torch.empty(count), 0.3)
+    torch.manual_seed(3)
+    seed = int(torch.empty((), dtype=torch.int64).random_())
+    words = rng.bits(seed, "portable", np.arange(count)) >> np.uint64(40)
+    assert drawn.tolist() == (words * 2.0**-24 < 0.3).tolist()
+
+
+def test_draws_of_given_keys_are_those_of_the_generator():
+    def drawn():
+        return [draws.uniform_(torch.empty(4)) for _ in range(3)]
+
+    torch.manual_seed(3)
+    plain = drawn()
+    torch.manual_seed(3)
+    given = torch.from_numpy(draws.keys(2))
+    torch.manual_seed(3)
+    with draws.keyed(given):
+        assert all(torch.equal(*pair) for pair in zip(drawn(), plain, strict=True))
+    other = torch.empty(4)
+    with draws.keyed(given + 1):
+        assert not torch.equal(draws.uniform_(other), plain[0])
 
 
 @pytest.mark.parametrize("name", OPERATIONS | DRAWS)

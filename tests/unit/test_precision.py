@@ -8,11 +8,13 @@ import pytest
 import torch
 from tests.helpers import recipe_with
 from tests.runs import fit_here
+from torch import nn
 
 from lockstep import hardware
-from lockstep.commands.to_spec import train_spec
+from lockstep.commands.plan import train_spec
 from lockstep.config import precision
 from lockstep.config.placement import Placement
+from lockstep.core.network import Network
 from lockstep.launch import submit
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
@@ -116,6 +118,31 @@ def test_torch_names_a_gpus_generation_where_no_driver_does(monkeypatch, driver,
 def test_a_fixed_precision_is_unchanged(monkeypatch):
     stated = recipe_with("cifar10", {"precision": "float16"})
     assert precision.resolve(stated, "cpu") == (stated, None)
+
+
+def test_weights_of_several_dtypes_are_loaded_on_a_gpu_of_torch_2_11(monkeypatch):
+    """There one operation writes to all destinations as if they had the dtype of the first."""
+
+    def copied(destinations, sources):
+        calls.append(len(destinations))
+        for destination, source in zip(destinations, sources, strict=True):
+            bits = source.to(destinations[0].dtype).view(-1).view(torch.uint8)
+            place = destination.detach().view(-1).view(torch.uint8)
+            place[: bits.numel()].copy_(bits.view(-1)[: place.numel()])
+
+    calls = []
+    monkeypatch.setattr(torch, "_foreach_copy_", copied)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
+    module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4))
+    weights = {name: torch.rand_like(p).bfloat16().float() for name, p in module.named_parameters()}
+    buffers = {name: b + 3 for name, b in module.named_buffers()}
+    recipe = recipe_with("digits", {"precision": "bfloat16", "arithmetic": "native"})
+    network = Network(recipe, module, (4, 1, 1), torch.device("cpu"))
+    network.load_parameters(weights)
+    network.load_buffers(buffers)
+    assert calls == [2, 4, 2, 1]  # All of one dtype are copied together.
+    for name, tensor in {**network.parameters, **network.buffers}.items():
+        assert torch.equal(tensor.double(), {**weights, **buffers}[name].double()), name
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
 
 import lockstep
-from lockstep.commands.of_run import fields_of_run
+from lockstep.commands.evaluate import evaluate_or_watch
+from lockstep.commands.plan import fields_of_run
 from lockstep.commands.shell import present
 from lockstep.config.placement import Placement
 from lockstep.data.readers import load_digits
@@ -105,7 +106,7 @@ def test_each_column_has_its_own_name_and_each_label_its_place():
     names = next(csv.reader([head]))
     assert len({*names}) == len(names)
     labels, probabilities = ("a|b", "c"), torch.tensor([0.9, 0.8]).double()
-    found = prediction_of("x", probabilities, labels, 1, torch.tensor([0.5, 0.5]).double())
+    found = prediction_of("x", probabilities, labels, 1, [0.5, 0.5])
     assert r"x,a\|b|c,a\|b|c," in prediction_table.row(found, labels, labels)
     found = replace(found, labels=("a|b",))
     assert r"x,a\|b,a\|b," in prediction_table.row(found, labels, ["a|b"])
@@ -175,8 +176,10 @@ def test_the_file_of_three_processes_is_whole_or_not_there(run, tmp_path, monkey
     assert file.read_bytes() == (tmp_path / "alone.csv").read_bytes()
     with lockstep_error("three.csv.*: this file exists already"):
         lockstep.evaluate(run, predictions=file)
-    with lockstep_error("predictions=? is for one checkpoint"):
-        lockstep.evaluate(run, predictions=tmp_path / "w.csv", watch=True)
+    with lockstep_error("--predictions is for one checkpoint"):
+        evaluate_or_watch(
+            watch=True, run=run, checkpoint=None, predictions=tmp_path / "w.csv", quiet=True
+        )
 
     def full(*_):
         raise OSError(28, "No space left on device")

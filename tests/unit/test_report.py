@@ -27,14 +27,6 @@ LINE = (
     + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = "
     r"(\d+\.\d) %, epoch = \d+\.\d, lr = \S+, ETA \d:\d\d$"
 )
-STATE = SimpleNamespace(
-    step=0,
-    decay={},
-    decay_losses=lambda: {"w": torch.tensor(0.5)},
-    loss_scale=1.0,
-    parameters={},
-    by_name=lambda flat: {},
-)
 
 
 def sums(cross_entropy=256.0, last=80.0, correct=64.0):
@@ -47,10 +39,8 @@ def a_log(listeners, steps=25):
     return Log(recipe.bind(1442), listeners)
 
 
-def step_of(log, step, metrics=None, **state):
-    log.step(
-        step, metrics or sums(), SimpleNamespace(**vars(STATE) | state), 0.1, torch.zeros(0), []
-    )
+def step_of(log, step, metrics=None, decay=None):
+    log.step(step, metrics or sums(), {"w": 0.5} if decay is None else decay, 0.1, 1.0, [])
 
 
 class Recorder(Listener):
@@ -59,7 +49,7 @@ class Recorder(Listener):
     def __init__(self, every):
         self.every, self.events = every, []
 
-    def step(self, event, tensors):
+    def step(self, event):
         self.events.append(event)
 
 
@@ -69,7 +59,6 @@ def run(listeners, steps=25):
     for step in range(steps):
         log.begin(step)
         step_of(log, step)
-        log.updated(step, STATE)
     log.evaluation(steps, "test", {"ema": Evaluation(10, 9, 0.1), "raw": Evaluation(10, 8, 0.2)})
     log.note("a note")
     log.note("  accuracy  90%")
@@ -276,14 +265,14 @@ def a_step(step, steps, **changes):
 )
 def test_the_eta_is_in_minutes_or_hours(seconds, text):
     stream = Terminal()
-    live(stream).step(a_step(0, 2, s_per_step=seconds), None)
+    live(stream).step(a_step(0, 2, s_per_step=seconds))
     assert f"ETA {text} " in stream.getvalue()
 
 
 @pytest.mark.parametrize("width", [120, 80, 60, 40])
 def test_the_line_fits_and_its_end_is_cut(width):
     stream = Terminal()
-    live(stream, width).step(a_step(99_998, 100_000), None)
+    live(stream, width).step(a_step(99_998, 100_000))
     (frame,) = frames(stream.getvalue())
     assert len(frame.rstrip()) <= width
     shown = [
@@ -315,14 +304,19 @@ def test_without_listeners_no_metric_is_read_from_the_device():
     step_of(a_log([]), 0, Metrics(*[SimpleNamespace()] * 5))
 
 
-@pytest.mark.parametrize(("terms", "passed"), [({"w": torch.tensor(0.5)}, {"w": 0.1}), ({}, {})])
-def test_listeners_get_the_coefficients_of_decay_in_the_loss(terms, passed):
+@pytest.mark.parametrize(("optimizer", "passed"), [("sgd", {"w": 0.1}), ("adamw", {})])
+def test_observers_get_the_coefficients_of_decay_in_the_loss(optimizer, passed):
     """AdamW's is not: its state has coefficients, but no terms of the loss."""
-    seen = []
-    recorder = Recorder(1)
-    recorder.step = lambda event, tensors: seen.append(tensors.decay)
-    step_of(a_log([recorder]), 0, decay={"w": 0.1}, decay_losses=lambda: terms)
-    assert seen == [passed]
+    seen, recorder = [], Recorder(2)
+    recorder.computed = lambda step, tensors: seen.append((step, tensors.decay))
+    state = SimpleNamespace(parameters={}, by_name=lambda flat: {}, decay={"w": 0.1})
+    log = Log(recipe_with("digits", {"optimizer": optimizer}).bind(1442), [recorder])
+    log.computed(0, state, torch.zeros(0))
+    recorder.observes = True
+    assert [log.observes(step) for step in range(3)] == [True, False, True]
+    for step in range(3):
+        log.computed(step, state, torch.zeros(0))
+    assert seen == [(0, passed), (2, passed)]
 
 
 def test_running_averages_cover_every_step_and_each_term():
@@ -331,10 +325,8 @@ def test_running_averages_cover_every_step_and_each_term():
     expected, weight = np.zeros(4), 0.0
     for step in range(41):
         terms = np.array([3.0 / (1 + step), 0.5 + step % 3, 0.25])
-        decay = {"a": torch.tensor(terms[1]), "b": torch.tensor(terms[2])}
-        step_of(
-            log, step, sums(cross_entropy=terms[0] * 128), decay_losses=lambda decay=decay: decay
-        )
+        decay = {"a": terms[1], "b": terms[2]}
+        step_of(log, step, sums(cross_entropy=terms[0] * 128), decay)
         expected, weight = (
             0.9 * expected + 0.1 * np.array([terms.sum(), *terms]),
             0.9 * weight + 0.1,
@@ -351,7 +343,7 @@ def test_running_averages_cover_every_step_and_each_term():
 def test_a_skipped_first_step_has_no_averages_and_a_row_of_json(tmp_path):
     log = a_log([MetricsFile(tmp_path / "metrics.jsonl", 1)])
     broken = sums(cross_entropy=float("inf"))
-    log.step(0, broken, STATE, 0.1, torch.zeros(0), [0])
+    log.step(0, broken, {"w": 0.5}, 0.1, 1.0, [0])
     row = read_json(tmp_path / "metrics.jsonl")
     assert row["loss"] is row["loss_average"] is row["cross_entropy_average"] is None
     assert row["decay_average"] == {"w": None}
@@ -360,7 +352,7 @@ def test_a_skipped_first_step_has_no_averages_and_a_row_of_json(tmp_path):
 def test_an_event_has_the_memory_of_process_0(monkeypatch):
     monkeypatch.setattr("lockstep.listeners.log.memory_bytes", lambda device: 100)
     recorder = Recorder(1)
-    step_of(Log(get_recipe("digits").bind(1442), [recorder], device=torch.device("cpu")), 0)
+    step_of(Log(get_recipe("digits").bind(1442), [recorder]), 0)
     assert recorder.events[0].memory_bytes == 100
 
 

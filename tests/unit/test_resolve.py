@@ -6,8 +6,8 @@ import pytest
 from tests.helpers import lockstep_error
 from tests.images import write
 
-from lockstep.commands.subject import subject_of
-from lockstep.commands.to_spec import folder_for
+from lockstep.commands.named import subject_of
+from lockstep.commands.plan import folder_for
 from lockstep.errors import USAGE
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe

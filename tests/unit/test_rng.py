@@ -1,7 +1,6 @@
 """Random words, a fixed function of seed, stream, epoch and example; and the plan of a step."""
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from lockstep import rng
@@ -17,6 +16,11 @@ def test_words_never_change_and_an_arrays_are_its_elements():
     assert rng.bits(0, "order", 0, np.arange(3)).tolist() == [
         int(rng.bits(0, "order", 0, i)) for i in range(3)
     ]
+
+
+@given(st.integers(0, 2**63 - 1), st.lists(st.integers(0, 2**63 - 1), max_size=3))
+def test_a_seed_is_the_upper_part_of_the_word(seed, keys):
+    assert rng.seed_for(seed, "s", *keys) == int(rng.bits(seed, "s", *keys)) >> 1
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.integers(0, 1000))
@@ -57,12 +61,13 @@ def test_seeds_fit_torch_generators():
 def plan(step: int, *, batch: int = 12, towers: int = 3, examples: int = 50, seed: int = 0) -> Plan:
     return Plan.at(
         seed=seed,
-        step=step,
+        steps=range(step, step + 1),
         batch=batch,
         towers=towers,
         examples=examples,
         pipeline=Pipeline(Plain()),
-    )
+        sizes_px=[None],
+    )[0]
 
 
 def test_each_example_is_seen_once_an_epoch():
@@ -89,8 +94,3 @@ def test_a_batch_may_be_larger_than_the_dataset():
 
 def test_another_seed_gives_another_order():
     assert (plan(0).examples != plan(0, seed=1).examples).any()
-
-
-def test_a_tower_out_of_range_is_an_error():
-    with pytest.raises(IndexError):
-        plan(0).keys(3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tests.helpers import SHAPES, parts, read_rows, recipe_with, summaries
 from tests.runs import fit_here
 from torch import nn
@@ -18,7 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep.config.placement import Placement
 from lockstep.core.evaluation import Evaluation
 from lockstep.core.monitor import ACTIVITIES
-from lockstep.listeners.tensorboard import EventFile, TensorBoard, histogram, image, scalar
+from lockstep.listeners import tensorboard
+from lockstep.listeners.tensorboard import (
+    EventFile,
+    TensorBoard,
+    distribution,
+    histogram,
+    image,
+    scalar,
+    shown,
+)
 from lockstep.models import MODELS
 from lockstep.schema import load_object
 
@@ -155,14 +164,14 @@ def a_board(folder, module, shape=(1, 1, 2), dtype=torch.float32):
 def test_a_folder_that_cannot_be_written_costs_only_summaries(
     tmp_path, monkeypatch, caplog, is_file, reason
 ):
-    def full(self, record):
+    def full(content):
         raise OSError(28, "No space left on device")
 
     folder = tmp_path / "tb"
     if is_file:
         folder.touch()
     board = a_board(folder, nn.Linear(2, 2))
-    monkeypatch.setattr(RecordWriter, "write", full)
+    monkeypatch.setattr(tensorboard, "checksum", full)
     event = SimpleNamespace(step=1, time=0.0, split="test", results={"raw": Evaluation(2, 1, 0.5)})
     for _ in range(2):
         board.evaluation(event)
@@ -170,6 +179,12 @@ def test_a_folder_that_cannot_be_written_costs_only_summaries(
     assert caplog.messages == [
         f"no TensorBoard summaries: cannot write in {folder}: {reason}. The run continues"
     ]
+
+
+@pytest.mark.parametrize("length", [0, 1, 8, 511, 512, 515, 5000])
+def test_a_records_checksum_is_tensorboards(length):
+    content = np.random.default_rng(length).bytes(length)
+    assert tensorboard.checksum(content) == masked_crc32c(content).to_bytes(4, "little")
 
 
 def test_event_files_of_the_same_second_sort_in_order(tmp_path, monkeypatch):
@@ -190,12 +205,16 @@ def test_a_model_that_cannot_be_traced_has_no_graph(tmp_path, caplog):
     assert caplog.messages == ["no graph of the model for TensorBoard: RuntimeError"]
 
 
+def histogram_of(values):
+    return histogram("x", distribution(values)).value[0].histo
+
+
 @pytest.mark.parametrize(
     "values", [torch.randn(1000), torch.zeros(7), torch.full((3, 3), 2.5), torch.rand(5).half()]
 )
 def test_a_histogram_counts_every_finite_value(values):
     broken = torch.tensor([float("nan"), float("inf")])
-    histo = histogram("x", torch.cat([values.flatten(), broken])).value[0].histo
+    histo = histogram_of(torch.cat([values.flatten(), broken]))
     assert histo.num == values.numel() == sum(histo.bucket)
     assert histo.min == pytest.approx(values.min().item())
     assert histo.max <= histo.bucket_limit[-1] + 1e-6
@@ -203,8 +222,8 @@ def test_a_histogram_counts_every_finite_value(values):
         expected, _ = np.histogram(values.numpy(), bins=64)
         # The places of values are float32 here and float64 in numpy.
         assert np.abs(np.asarray(histo.bucket) - expected).sum() <= 4
-    assert histogram("x", broken).value[0].histo.num == 0
-    assert histogram("x", torch.empty(0)).value[0].histo.num == 0
+    assert histogram_of(broken).num == 0
+    assert histogram_of(torch.empty(0)).num == 0
 
 
 @pytest.mark.parametrize(
@@ -218,7 +237,7 @@ def test_a_histogram_counts_every_finite_value(values):
     ],
 )
 def test_a_histograms_bins_reach_from_least_to_greatest_value(values, counts):
-    histo = histogram("x", torch.tensor(values)).value[0].histo
+    histo = histogram_of(torch.tensor(values))
     assert {place: count for place, count in enumerate(histo.bucket) if count} == counts
 
 
@@ -234,19 +253,21 @@ class Called(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_histogram_waits_for_no_gpu_and_has_one_order():
-    """A selection and a single value make the host wait for a GPU; histc and cumsum have no order
-    there.
+def test_a_summary_waits_for_no_gpu_and_has_one_order():
+    """A selection, a single value and bincount make the host wait for a GPU; histc and cumsum have
+    no order there.
     """
     with Called() as called:
-        histogram("x", torch.randn(100, dtype=torch.float16))
-    assert "bincount" in called.names
+        distribution(torch.randn(100, dtype=torch.float16))
+        shown(torch.randn(3, 4, 4))
+    assert "scatter_add_" in called.names
     assert not called.names & {
         "_local_scalar_dense",
         "index.Tensor",
         "nonzero",
         "masked_select",
         "histc",
+        "bincount",
         "cumsum",
     }
 
@@ -254,7 +275,7 @@ def test_a_histogram_waits_for_no_gpu_and_has_one_order():
 def test_an_image_is_scaled_like_tf_summary_image():
     def pixels(tensor):
         return np.asarray(
-            Image.open(io.BytesIO(image("x", tensor).value[0].image.encoded_image_string))
+            Image.open(io.BytesIO(image("x", shown(tensor)).value[0].image.encoded_image_string))
         )[..., 0]
 
     assert pixels(torch.tensor([[[0.0, 0.5, 1.0]]])).squeeze().tolist() == [0, 128, 255]

@@ -76,9 +76,8 @@ def test_the_parts_of_a_step_leave_out_saving_and_evaluation(tmp_path, clock):
     by_step = rows(tmp_path / "run")
     assert [*by_step] == [*range(7)]
     for step, row in by_step.items():
-        # The event of a step precedes its report and update, so the first event has no time for
-        # these.
-        assert row["split"] == (whole if step else whole | {"report": 0.0, "update": 0.0})
+        # The event of a step precedes its report, so the first event has no time for one.
+        assert row["split"] == (whole if step else whole | {"report": 0.0})
         assert row["s_per_step"] == pytest.approx(sum(row["split"].values()))
     events = EventAccumulator(str(Run(tmp_path / "run").summaries)).Reload()
     for part, seconds in whole.items():

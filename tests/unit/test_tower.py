@@ -133,6 +133,19 @@ def test_dropout_differs_by_tower_and_step_and_repeats():
     assert not torch.equal(first, other_step)
 
 
+def test_only_a_network_that_may_draw_is_seeded():
+    for recipe, shape, dataset in (
+        (tutorial_recipe("tutorial", 4), (3, 24, 24), cifar_like()),
+        (tutorial_recipe("tests.helpers:smooth", 4), (3, 24, 24), cifar_like()),
+        (get_recipe("digits"), (1, 8, 8), grey()),
+    ):
+        tower, state, _ = parts(recipe, shape)
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        tower(state, dataset.shard(plan(recipe, 0, len(dataset)), 0), 0)
+        assert torch.equal(before, torch.get_rng_state()) == (recipe.model == "tutorial")
+
+
 def test_a_tower_computes_with_the_state_that_it_gets():
     recipe = tutorial_recipe("tests.helpers:smooth", 1)
     tower, state, _ = parts(recipe)
@@ -162,15 +175,14 @@ def test_a_tower_that_is_not_finite_is_named():
     shards = [dataset.shard(plan(recipe, 7, 128), t) for t in range(4)]
     shards[2].images[0, 0, 0, 0] = math.inf
     _, _, metrics = tower.layout.unpack(summed(tower(state, shard, 7) for shard in shards))
-    assert metrics.non_finite.tolist() == [0, 0, 1, 0]
-    assert metrics.read() == (Requests(), [2], [])
+    assert metrics.read() == (Requests(), [2])
     assert named_towers([2]) == "tower 2"
     tower._network.gradients = lambda loss, each: [
         torch.full_like(p, math.nan) for p in state.parameters.values()
     ]
     _, _, metrics = tower.layout.unpack(reduced(recipe, tower, state, dataset))
     assert torch.isfinite(metrics.cross_entropy)  # only the gradient is not
-    assert metrics.non_finite.tolist() == [1, 1, 1, 1]
+    assert metrics.read()[1] == [0, 1, 2, 3]
 
 
 def test_the_last_towers_loss_is_recorded_separately():

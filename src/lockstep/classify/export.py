@@ -22,6 +22,7 @@ from lockstep.core.evaluation import classify
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError, printable
 from lockstep.files import Record, finite, open_to_read, read_bytes
 from lockstep.head.outliers import NEIGHBOUR, Outliers
+from lockstep.pages import verdict
 from lockstep.pictures import decode
 from lockstep.text import size
 
@@ -56,7 +57,7 @@ def exported(
         "decoding": classifier.decoding._asdict(),
         "multi_label": classifier.recipe.multi_label,
         "thresholds": None if thresholds is None else thresholds.tolist(),
-        "confident_from": None if least is None else finite(least.tolist()),
+        "confident_from": finite(least),
         "familiar_from": outliers and float(outliers.threshold),
     }
     outputs = ["probabilities", "similarity"] if outliers else ["probabilities"]
@@ -90,7 +91,7 @@ def script() -> str:
     file.
     """
     documentation, code = Path(__file__).with_name("standalone.py").read_text().split('"""\n', 1)
-    own: list[Any] = [LockstepError, printable, open_to_read, read_bytes, decode]
+    own: list[Any] = [LockstepError, printable, open_to_read, read_bytes, decode, verdict]
     parts = [
         "import errno\nimport io\nimport os\nimport stat\nfrom pathlib import Path\n",
         f"USAGE, DATA, ENVIRONMENT = {USAGE}, {DATA}, {ENVIRONMENT}",

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from lockstep import hardware, numerics
 from lockstep.classify.inputs import Source, Sources, image_of, in_order, is_one, items
-from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import classify
 from lockstep.core.loss import probabilities_of
@@ -29,17 +28,14 @@ from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
 from lockstep.head.confidence import Confidence
 from lockstep.head.outliers import divided
-from lockstep.launch.modes import without_modes
-from lockstep.messages import logger
-from lockstep.pages.prediction import Prediction, judged, prediction_of, with_evidence
+from lockstep.pages.prediction import Prediction, prediction_of, with_evidence
 from lockstep.pictures.decode import Decoding, decode_image
-from lockstep.runs.provenance import compare, sources
 from lockstep.runs.run import Run
-from lockstep.runs.statefile import StateFile, read, step_of, step_or_best
+from lockstep.runs.statefile import StateFile, read, step_of
 from lockstep.schema import validated
 
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
-_END_OTHERS = "end other programs"  # if there is too little memory
+END_OTHERS = "end other programs"  # if there is too little memory
 
 
 class Classifier:
@@ -217,19 +213,24 @@ class Classifier:
 
         Raises: LockstepError for too little memory.
         """
-        with self._computing(), self._turn, hardware.memory_named(_END_OTHERS):
+        with self._computing(), self._turn, hardware.memory_named(END_OTHERS):
             inputs = self._inputs(pixels)
             row = self._probabilities(inputs)
-            prediction = prediction_of(name, row[0], self.classes, top, self.thresholds)
-            if prediction.index is None:
-                return prediction
+            prediction = prediction_of(
+                name,
+                row[0],
+                self.classes,
+                top,
+                None if self.thresholds is None else self.thresholds.tolist(),
+                self.confidence.confident_from,
+                bool(self.confidence.unfamiliar(inputs)),
+            )
             if evidence:
                 image = torch.from_numpy(pixels)[None]
                 shown = [self.classes.index(label) for label in prediction.explained]
                 maps = class_activation_map(self._backbone, self._network, image, shown)
                 prediction = with_evidence(prediction, maps)
-        with self._computing():
-            return judged(prediction, self.confidence, inputs, self.classes)
+            return prediction
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if
@@ -260,11 +261,7 @@ class Classifier:
         """Compute as an evaluation does, whatever flags, threads and modes of torch the program
         has.
         """
-        with (
-            numerics.own_flags(self.recipe.threads_per_tower, self.recipe.exact),
-            without_modes(),
-            torch.no_grad(),
-        ):
+        with numerics.own_flags(self.recipe.threads_per_tower, self.recipe.exact), torch.no_grad():
             yield
 
     def _probabilities(self, inputs: Tensor, counted: Tensor | None = None) -> Tensor:
@@ -305,40 +302,6 @@ class Classifier:
                 DATA,
             )
         return decode_image(source, self.decoding)
-
-
-def load(
-    source: str | Path | Run,
-    checkpoint: str | int | None = None,
-    trust_code: bool = False,
-    device: str = "auto",
-    confident: float = 0.95,
-) -> Classifier:
-    """Return the classifier of a run, a checkpoint or a model file; see `lockstep.load`."""
-    if not 0 < confident < 1:
-        raise LockstepError(
-            f"confident: got {confident}: give a share of right answers between 0 and 1, as in 0.99"
-        )
-    recipe, file = weights_of(source, step_or_best(checkpoint))
-    recipe.require_trust(file.path, trust_code, ["model"])
-    gpus = gpus_here(validated(Placement, {"device": device_for(recipe.arithmetic, device)}))
-    with hardware.memory_named(_END_OTHERS):
-        classifier = Classifier(
-            recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"), confident
-        )
-    here = sources(recipe.model)
-    # The recorded files may include those of a dataset, which a classifier does not need.
-    before = {
-        path: sha256
-        for path, sha256 in file.metadata.get("model_source", {}).items()
-        if path in here
-    }
-    if changed := compare({"model_source": before}, {"model_source": here}):
-        logger.warning(
-            f"the source of model {recipe.model} is not the one it was trained with "
-            f"({'; '.join(map(str, changed))})"
-        )
-    return classifier
 
 
 def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:

@@ -290,9 +290,8 @@ class _Service:
         parser = MultiPartParser(
             request.headers, self._body(request), max_files=FILE_LIMIT, max_fields=FILE_LIMIT
         )
-        parser.spool_max_size = (
-            BODY_LIMIT  # in memory, which is counted, and not in a file on the disk
-        )
+        # in memory, which is counted, and not in a file on the disk
+        parser.spool_max_size = BODY_LIMIT
         try:
             form = await parser.parse()
         except (MultiPartException, UnicodeError) as error:

@@ -9,13 +9,14 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
 from lockstep.errors import DATA, LockstepError, printable
+from lockstep.pages.verdict import verdict
 from lockstep.pictures.decode import Decoding, decode_image
 
 # of the files that are taken in a folder
@@ -64,22 +65,12 @@ class Exported:
         (row,), *similarity = self._session.run(None, {"images": pixels[None]})
         if not np.isfinite(row).all():
             raise LockstepError("the network's output is not finite", DATA)
-        ranked = (-row).argsort(kind="stable").tolist()
-        thresholds, confident_from = self.metadata["thresholds"], self.metadata["confident_from"]
         unfamiliar = bool(similarity) and similarity[0] < self.metadata["familiar_from"]
-        found = [label for label in ranked if thresholds and row[label] >= thresholds[label]]
-        answers = []
-        for label in found or ranked[:1]:
-            answer = "unfamiliar" if unfamiliar else None
-            if thresholds and not found:
-                answer = "no, unfamiliar" if unfamiliar else "no"
-            elif confident_from and not unfamiliar:
-                confident = (
-                    confident_from[label] is not None and row[label] >= confident_from[label]
-                )
-                answer = "confident" if confident else "unsure"
-            answers.append((self.metadata["classes"][label], float(row[label]), answer))
-        return answers
+        thresholds, confident_from = self.metadata["thresholds"], self.metadata["confident_from"]
+        names = self.metadata["classes"]
+        ranked, found = verdict(row, thresholds, confident_from, unfamiliar)
+        answers: dict[int, Any] = found or {ranked[0]: "no, unfamiliar" if unfamiliar else "no"}
+        return [(names[label], float(row[label]), answer) for label, answer in answers.items()]
 
 
 def images_in(place: Path) -> list[Path]:

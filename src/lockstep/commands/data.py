@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lockstep.commands.plan import labels_spec
 from lockstep.commands.shell import record_of as record_of_job, require_writable
-from lockstep.commands.to_spec import labels_spec
 from lockstep.config.overrides import make, parse
 from lockstep.errors import LockstepError, unknown
 from lockstep.files import Record, deliver, given
@@ -46,10 +46,7 @@ def fetch(name: str, data: Path | None = None) -> Iterator[str | Record]:
 
 
 def check(
-    photos: Path,
-    labels: bool = False,
-    html: Path | None = None,
-    **options: Any,
+    photos: Path, labels: bool = False, html: Path | None = None, **options: Any
 ) -> Iterator[str | Record]:
     """Read every image of a folder, and report problems before you train on it.
 

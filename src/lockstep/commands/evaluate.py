@@ -19,15 +19,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, Literal, TypedDict
 
-from lockstep.commands.of_run import evaluated, fields_of_run
+from lockstep.commands.plan import evaluated, fields_of_run
 from lockstep.commands.shell import record_of, require_writable
-from lockstep.errors import LockstepError, option, printable
+from lockstep.errors import LockstepError, printable
 from lockstep.files import given, near
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.submit import require_alone
@@ -145,46 +145,6 @@ class WatchedRecord(EvaluationRecord):
         return f"{datetime.now()}: {name} = {self.accuracy:.3f}  ({subject})"
 
 
-@overload
-def evaluate(
-    run: Path | str | Run,
-    split: str | None = ...,
-    checkpoint: str | int | None = ...,
-    weights: Literal["ema", "raw"] | None = ...,
-    *,
-    examples: int | None = ...,
-    predictions: Path | str | None = ...,
-    watch: Literal[False] = ...,
-    interval: float | None = ...,
-    once: bool = ...,
-    data: Path | str | None = ...,
-    processes: int | None = ...,
-    device: str = ...,
-    trust_code: bool = ...,
-    quiet: bool = ...,
-) -> EvaluationRecord: ...
-
-
-@overload
-def evaluate(
-    run: Path | str | Run,
-    split: str | None = ...,
-    checkpoint: str | int | None = ...,
-    weights: Literal["ema", "raw"] | None = ...,
-    *,
-    examples: int | None = ...,
-    predictions: Path | str | None = ...,
-    watch: Literal[True],
-    interval: float | None = ...,
-    once: bool = ...,
-    data: Path | str | None = ...,
-    processes: int | None = ...,
-    device: str = ...,
-    trust_code: bool = ...,
-    quiet: bool = ...,
-) -> Iterator[EvaluationRecord]: ...
-
-
 def evaluate(
     run: Path | str | Run,
     split: str | None = None,
@@ -193,15 +153,12 @@ def evaluate(
     *,
     examples: int | None = None,
     predictions: Path | str | None = None,
-    watch: bool = False,
-    interval: float | None = None,
-    once: bool = False,
     data: Path | str | None = None,
     processes: int | None = None,
     device: str = "auto",
     trust_code: bool = False,
     quiet: bool = False,
-) -> EvaluationRecord | Iterator[EvaluationRecord]:
+) -> EvaluationRecord:
     """Evaluate a checkpoint of a run.
 
     Every example of the split counts exactly once. The only augmentation is the test-time
@@ -220,19 +177,15 @@ def evaluate(
         weights: Weights to evaluate. Default: ema if the run keeps an average of them, else raw.
         examples: Evaluate only this many examples of the split, evenly spaced. Default: all.
         predictions: Write a table to a new file: a row for each example, a column for each class.
-        watch: Evaluate every new checkpoint once, until the run ends. The run may start later.
-        interval: With `watch`: seconds between two checks for new checkpoints. Default: 5.
-        once: With `watch`: check once, and evaluate the newest checkpoint if it is new.
         data: Folder of the dataset. Default: that of training.
-        processes: Number of processes. Default: as in training; with `watch` 1.
+        processes: Number of processes. Default: as in training.
         device: cpu, cuda, GPUs by number as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute code that a recipe file or a run names: a model or a dataset that is not
             built in.
         quiet: Print only errors.
 
     Returns:
-        The record of the evaluation. With `watch`, an iterator that waits for checkpoints and
-        yields a record of each.
+        The record of the evaluation.
 
     Raises:
         LockstepError: A run, checkpoint or split that does not exist, data that are damaged or
@@ -243,45 +196,78 @@ def evaluate(
         >>> record = lockstep.evaluate("runs/first", checkpoint="best")
         >>> print(record.accuracy, record.correct, record.confusion[3])
     """
-    if not watch and (once or interval is not None):
-        raise LockstepError(
-            f"{option('once', True) if once else option('interval')} needs "
-            f"{option('watch', True)}: add it, or leave out the option"
-        )
-    for name, value in {"checkpoint": checkpoint, "predictions": predictions}.items():
-        if watch and value is not None:
-            raise LockstepError(
-                f"{option(name)} is for one checkpoint, and {option('watch', True)} evaluates "
-                "each: leave one of them out"
-            )
     table = None if predictions is None else given(predictions).absolute()
     if table is not None:
         require_writable(table, force=False, name="predictions")
-    if weights not in ("ema", "raw", None):
-        raise LockstepError(f"weights: got {weights!r}: give 'ema', 'raw' or None")
-    step = step_or_best(checkpoint)
-    seconds = 5.0 if interval is None else interval
-    if watch:
-        require_alone("evaluate")
-        if not 0 < seconds < math.inf:
-            raise LockstepError(f"{option('interval')}: got {interval}: give seconds, more than 0")
-        if not (once or isinstance(run, Run)):
-            wait_for_run(given(run), seconds, quiet)
-        processes = 1 if processes is None else processes
-    with muted(quiet and not watch):
-        fields = fields_of_run(run, trust_code, data=data, device=device, processes=processes)
-        spec = EvaluateSpec(
-            **fields,
-            **({"split": split} if split else evaluated(**fields)),
+    with muted(quiet):
+        spec = spec_of(
+            run,
+            split,
+            trust_code,
+            data,
+            device,
+            processes,
             weights=weights,
             examples=examples,
-            checkpoint=step,
+            checkpoint=step_or_best(checkpoint),
             predictions=table,
         )
-        if not watch:
-            return EvaluationRecord(**record_of(spec, quiet))
+        return EvaluationRecord(**record_of(spec, quiet))
+
+
+def evaluate_or_watch(
+    watch: bool = False, interval: float | None = None, once: bool = False, **options: Any
+) -> EvaluationRecord | Iterator[EvaluationRecord]:
+    """Evaluate for the shell, with the `options` of `evaluate`. With `watch`, return an iterator
+    that waits for checkpoints and yields a record of each.
+
+    Args:
+        watch: Evaluate every new checkpoint once, until the run ends. The run may start later. One
+            process computes unless `processes` is given.
+        interval: With `watch`: seconds between two checks for new checkpoints. Default: 5.
+        once: With `watch`: check once, and evaluate the newest checkpoint if it is new.
+        **options: Those of `evaluate`.
+    """
+    if not watch:
+        if once or interval is not None:
+            raise LockstepError(
+                f"{'--once' if once else '--interval'} needs --watch: add it, or leave out the "
+                "option"
+            )
+        return evaluate(**options)
+    for name in ("checkpoint", "predictions"):
+        if options[name] is not None:
+            raise LockstepError(
+                f"--{name} is for one checkpoint, and --watch evaluates each: leave one of them out"
+            )
+    require_alone("evaluate")
+    seconds = 5.0 if interval is None else interval
+    if not 0 < seconds < math.inf:
+        raise LockstepError(f"--interval: got {interval}: give seconds, more than 0")
+    quiet = options.pop("quiet")
+    if not once:
+        wait_for_run(given(options["run"]), seconds, quiet)
+    if options["processes"] is None:
+        options["processes"] = 1
     # The folder may change while it is watched.
-    return watched(spec.replace(surveyed=None), seconds, once, quiet)
+    return watched(spec_of(**options).replace(surveyed=None), seconds, once, quiet)
+
+
+def spec_of(
+    run: Path | str | Run,
+    split: str | None,
+    trust_code: bool,
+    data: Path | str | None,
+    device: str,
+    processes: int | None,
+    **fields: Any,
+) -> EvaluateSpec:
+    """Return the spec of an evaluation with these `fields`."""
+    if fields["weights"] not in ("ema", "raw", None):
+        raise LockstepError(f"weights: got {fields['weights']!r}: give 'ema', 'raw' or None")
+    of_run = fields_of_run(run, trust_code, data=data, device=device, processes=processes)
+    of_split = {"split": split} if split else evaluated(**of_run)
+    return EvaluateSpec(**of_run, **of_split, **fields)
 
 
 def wait_for_run(path: Path, interval: float, quiet: bool) -> None:
@@ -340,7 +326,7 @@ def watched(
         if not (waiting or (paths and is_held(run.path))):
             warn(
                 f"{run.path} has no checkpoint, or no program trains it now: waiting. Use "
-                f"{option('once', True)} to stop here"
+                f"--once to stop here"
             )
             waiting = True
         time.sleep(interval)
@@ -348,7 +334,7 @@ def watched(
     warn(f"{run.path}: all is evaluated, see {log.path}")
 
 
-def table_lines(classes: Sequence[Mapping[str, Any]], confusion: list[list[int]]) -> list[str]:
+def table_lines(classes: Sequence[ClassRecord], confusion: list[list[int]]) -> list[str]:
     """Return a table with a line per class: its examples, its accuracy, and its row of the
     confusion matrix.
 
@@ -364,7 +350,7 @@ def table_lines(classes: Sequence[Mapping[str, Any]], confusion: list[list[int]]
     return _aligned(rows)
 
 
-def labels_table(classes: Sequence[Mapping[str, Any]]) -> list[str]:
+def labels_table(classes: Sequence[ClassRecord]) -> list[str]:
     """Return a table with a line per class, where an image has any number of labels."""
     return _aligned([[printable(name), *cells] for name, *cells in label_rows(classes)])
 

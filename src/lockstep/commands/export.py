@@ -13,8 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lockstep import __version__, numerics
+from lockstep.commands.named import data_of, path_of, placement_of
+from lockstep.commands.predict import load
 from lockstep.commands.shell import in_shell, require_extra, require_writable
-from lockstep.commands.to_placement import data_of, path_of, placement_of
 from lockstep.errors import CRASH, DATA, LockstepError, option, printable
 from lockstep.files import deliver, given
 from lockstep.messages import logger, progress
@@ -151,8 +152,8 @@ def export(
     import numpy as np
 
     from lockstep.classify.export import exported, in_batches, in_float32, loaded, script
-    from lockstep.classify.predict import load, run_of
-    from lockstep.jobs.splits import read_splits, splits_of
+    from lockstep.classify.predict import run_of
+    from lockstep.jobs.replica import read_splits, splits_of
 
     text = script().encode()
     if not (beside.is_file() and beside.read_bytes() == text):

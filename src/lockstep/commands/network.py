@@ -7,18 +7,17 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lockstep.commands.to_placement import Fields
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, option
-from lockstep.jobs.kept import settings_of_timm
-from lockstep.jobs.weights import WeightsFile, load_initial_weights
+from lockstep.jobs.weights import WeightsFile, load_initial_weights, settings_of_timm
 from lockstep.models import TIMM
 from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.recipes.fitting import PHOTOS, PHOTOS_TUNED
 from lockstep.runs.run import Run
+from lockstep.schema import Changes, Fields
 
 if TYPE_CHECKING:
     from lockstep.pictures.photos import Survey
@@ -46,7 +45,7 @@ def with_network(
     """
     model = str(changes.get("model"))
     tuned = base.name == PHOTOS_TUNED
-    settings: dict[str, Any] = {}
+    settings: Changes = {}
     notes: list[str] = []
     if base.name not in (PHOTOS, PHOTOS_TUNED):
         if model.startswith(TIMM):
@@ -77,7 +76,7 @@ def with_network(
     return {**settings, **changes}, notes
 
 
-def _of_run(recipe: Recipe) -> dict[str, Any]:
+def _of_run(recipe: Recipe) -> Changes:
     """Return the settings of a run's recipe that go with its network, if it has trained the last
     layer of a pretrained one.
     """
@@ -131,7 +130,7 @@ def _layers(name: str) -> Iterable[str]:
     return accumulate(name.split("."), "{}.{}".format)
 
 
-def scaled(recipe: Recipe, survey: "Survey", path: Path) -> dict[str, Any]:
+def scaled(recipe: Recipe, survey: "Survey", path: Path) -> Changes:
     """Return the settings of `recipe` for features of the size that its network gives some training
     photos, with the weights at `path`.
 

@@ -79,20 +79,26 @@ _JSON = "Print the result as JSON on stdout, one record per line, and nothing el
 
 
 def shell(
-    module: str, name: str, options: Mapping[str, Any] = MappingProxyType({}), *, json: bool = True
+    module: str,
+    name: str,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    json: bool = True,
+    within: str = "",
 ) -> Callable[..., None]:
     """Return what typer registers for the function `name` of a module of this folder. It takes the
-    `options`, settings with their types, as **options.
+    `options`, settings with their types, as **options. With `within`, that function is called, with
+    its own parameters too.
 
     Settings of the recipe come first, those of the placement last. All are None unless they are
     given, so that their classes alone state the defaults.
     """
     source = _tree(f"commands/{module}.py")
-    function = _definition(source, name)
-    doc = ast.get_docstring(function) or ""
-    texts = entries(doc, "Args")
+    functions = [_definition(source, each) for each in (name, within) if each]
+    docs = [ast.get_docstring(function) or "" for function in functions]
     own = [
-        _of_function(name, one, default, texts[one.arg])
+        _of_function(name, one, default, entries(doc, "Args")[one.arg])
+        for function, doc in zip(functions, docs, strict=True)
         for one, default in _arguments(function)
         if one.arg not in options
     ]
@@ -114,13 +120,13 @@ def shell(
     def command(**given: Any) -> None:
         from lockstep.commands.shell import call
 
-        call(getattr(import_module(f"lockstep.commands.{module}"), name), given)
+        call(getattr(import_module(f"lockstep.commands.{module}"), within or name), given)
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     # What only the shell's help says of a function for Python stands in the module's docstring.
     _, _, of_shell = (ast.get_docstring(source) or "").partition("\n\n")
-    text = "\n\n".join(filter(None, (doc.partition("\n\nArgs:\n")[0], of_shell)))
+    text = "\n\n".join(filter(None, (docs[0].partition("\n\nArgs:\n")[0], of_shell)))
     # "\b": the lines stay as they are
     command.__doc__ = _in_shell(text, flags).replace("\n\nExamples:", "\n\n\b\nExamples:")
     return command
@@ -132,8 +138,8 @@ def _tree(path: str) -> ast.Module:
 
 
 def _definition(source: ast.Module, name: str) -> Any:
-    """Return the function or class `name` of a module; of overloads the last, which has a body."""
-    return [each for each in source.body if getattr(each, "name", "") == name][-1]
+    """Return the function or class `name` of a module."""
+    return next(each for each in source.body if getattr(each, "name", "") == name)
 
 
 @cache

@@ -7,11 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep import numerics
+from lockstep import hardware, numerics
 from lockstep.commands.shell import as_json
+from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.files import given
+from lockstep.messages import logger
 from lockstep.runs.run import Run
+from lockstep.runs.statefile import step_or_best
+from lockstep.schema import validated
 
 if TYPE_CHECKING:
     from lockstep.classify.predict import Classifier
@@ -51,9 +55,35 @@ def load(
         >>> print(classifier.classes, classifier.predict("cat.jpg").label)
         >>> classifier = lockstep.load("model.safetensors")  # alone, as it contains the recipe
     """
-    from lockstep.classify import predict as classifier  # imports torch
+    import torch
 
-    return classifier.load(source, checkpoint, trust_code, device, confident)
+    from lockstep.classify.predict import END_OTHERS, Classifier, weights_of
+    from lockstep.runs.provenance import compare, sources
+
+    if not 0 < confident < 1:
+        raise LockstepError(
+            f"confident: got {confident}: give a share of right answers between 0 and 1, as in 0.99"
+        )
+    recipe, file = weights_of(source, step_or_best(checkpoint))
+    recipe.require_trust(file.path, trust_code, ["model"])
+    gpus = gpus_here(validated(Placement, {"device": device_for(recipe.arithmetic, device)}))
+    with hardware.memory_named(END_OTHERS):
+        classifier = Classifier(
+            recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"), confident
+        )
+    here = sources(recipe.model)
+    # The recorded files may include those of a dataset, which a classifier does not need.
+    before = {
+        path: sha256
+        for path, sha256 in file.metadata.get("model_source", {}).items()
+        if path in here
+    }
+    if changed := compare({"model_source": before}, {"model_source": here}):
+        logger.warning(
+            f"the source of model {recipe.model} is not the one it was trained with "
+            f"({'; '.join(map(str, changed))})"
+        )
+    return classifier
 
 
 def load_in_own_program(*arguments: Any) -> Classifier:

@@ -100,7 +100,7 @@ Exit codes:
 )
 
 COMMANDS = {
-    "eval": shell("evaluate", "evaluate"),
+    "eval": shell("evaluate", "evaluate", within="evaluate_or_watch"),
     "predict": shell("predict", "predict"),
     "serve": shell("serve", "serve", json=False),
     "report": shell("report", "report", json=False),

@@ -66,8 +66,8 @@ def show(what: str) -> Iterator[str | Record]:
     Args:
         what: Name of a recipe, a recipe file (.toml), or the folder of a run.
     """
-    from lockstep.commands.subject import subject_of
-    from lockstep.commands.to_recipe import fitted
+    from lockstep.commands.named import subject_of
+    from lockstep.commands.plan import fitted
 
     recipe = fitted(subject_of(what, {}, trust_code=True))  # none of its code is executed
     yield {"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest()}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from lockstep.commands.of_run import evaluated, existing, fields_of_run
+from lockstep.commands.plan import evaluated, existing, fields_of_run
 from lockstep.commands.shell import record_of, require_writable
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.files import deliver, given

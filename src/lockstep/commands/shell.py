@@ -28,7 +28,7 @@ from lockstep.runs.run import Run
 _as_json: ContextVar[bool | None] = ContextVar("_as_json", default=None)
 
 
-def call(function: Callable[..., Any], given: dict[str, Any]) -> None:
+def call(function: Callable[..., Any], given: Record) -> None:
     """Call the `function` of a command for the shell, with what was `given`, and print what it
     returns.
     """
@@ -55,17 +55,16 @@ def present(result: Any, as_json: bool, quiet: bool = False) -> None:
                 print(json.dumps(part if isinstance(part, dict) else asdict(part)), flush=True)
             elif not (as_json or quiet or isinstance(part, dict | None)):
                 print(printable(part) if type(part) is str else part, flush=True)
-    except BrokenPipeError:
-        discard(sys.stdout)
-        if isinstance(result, Generator):
-            result.close()  # which may raise the exit code
     except OSError as error:
-        if not no_room(error):
+        gone = isinstance(error, BrokenPipeError)
+        if not (gone or no_room(error)):
             raise
         discard(sys.stdout)
         if isinstance(result, Generator):
-            result.close()
-        raise LockstepError(f"stdout cannot be written: {error.strerror}", ENVIRONMENT) from None
+            result.close()  # which may raise the exit code
+        if not gone:
+            problem = f"stdout cannot be written: {error.strerror}"
+            raise LockstepError(problem, ENVIRONMENT) from None
 
 
 def in_shell() -> bool:

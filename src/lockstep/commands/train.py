@@ -20,10 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Unpack
 
+from lockstep.commands.named import placement_of
+from lockstep.commands.plan import changes_of, train_spec, with_stored_data
 from lockstep.commands.shell import run_job
-from lockstep.commands.to_placement import placement_of
-from lockstep.commands.to_recipe import changes_of, with_stored_data
-from lockstep.commands.to_spec import train_spec
 from lockstep.config.options import TrainOptions
 from lockstep.config.recipe import Recipe
 from lockstep.files import given

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from lockstep.commands.of_run import existing, fields_of_run
+from lockstep.commands.plan import existing, fields_of_run
 from lockstep.commands.shell import record_of
 from lockstep.errors import CRASH, DATA, LockstepError, option
 from lockstep.files import Record

@@ -9,15 +9,13 @@ from typing import Any
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, USAGE, LockstepError, option
 from lockstep.files import near, parse_json, read_bytes
-from lockstep.schema import dotted, validated
+from lockstep.schema import Changes, Fields, dotted, validated
 
 _MAX_BYTES = 1 << 20  # of a recipe file
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
 _OF_ONE_MODEL = ("model_options", "weight_decay", "lr_factors")  # these name parts of a model
 # shorthand -> the setting that it switches, and its values without and with it
-_SWITCHES = {
-    "portable": ("arithmetic", "native", "portable"),
-}
+_SWITCHES = {"portable": ("arithmetic", "native", "portable")}
 _ONE_SETTING = (
     ("batch", "tower_batch"),
     ("steps", "epochs"),
@@ -29,13 +27,11 @@ _OF_KINDS = ("augmentation", "optimizer", "schedule")  # groups whose settings f
 _EVERY_MATRIX = "default"  # the key of weight_decay that fits any model
 
 
-def parse(
-    settings: Sequence[str] | Mapping[str, Any], options: Mapping[str, Any]
-) -> dict[str, Any]:
+def parse(settings: Sequence[str] | Fields, options: Fields) -> Changes:
     """Return `NAME=VALUE` texts, or settings by name, and the options that are not None. Raises:
     LockstepError.
     """
-    changes: dict[str, Any] = dict(settings) if isinstance(settings, Mapping) else {}
+    changes: Changes = dict(settings) if isinstance(settings, Mapping) else {}
     for text in () if isinstance(settings, Mapping) else settings:
         name, equals, value = str(text).partition("=")
         if not equals or not name:
@@ -70,7 +66,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def read_file(path: Path) -> dict[str, Any]:
+def read_file(path: Path) -> Changes:
     """Return the settings in a TOML file, with dotted names. Raises: LockstepError if it cannot be
     read.
     """
@@ -90,9 +86,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def make(
-    fields: Mapping[str, Any],
-    *sources: Mapping[str, Any],
-    note: Callable[[str], None] = lambda text: None,
+    fields: Fields, *sources: Fields, note: Callable[[str], None] = lambda text: None
 ) -> Recipe:
     """Return the recipe of `fields`, changed by each of `sources` in order (a file's settings, then
     options).
@@ -115,7 +109,7 @@ def make(
 
 
 def _drop_settings_of_another_model(
-    fields: dict[str, Any], source: Mapping[str, Any], note: Callable[[str], None]
+    fields: Changes, source: Fields, note: Callable[[str], None]
 ) -> None:
     """If `source` changes the model, drop the settings in `fields` that name parts of the old one.
 
@@ -148,7 +142,7 @@ def _drop_settings_of_another_model(
         )
 
 
-def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
+def _change(fields: Changes, source: Fields) -> None:
     before = _tower_batch(fields)
     # The user states the length. A file may state `min_steps` too.
     if "steps" in source or "epochs" in source:
@@ -184,7 +178,7 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
         fields["batch"] = before * fields.get("towers", 1)
 
 
-def _tower_batch(fields: Mapping[str, Any]) -> int | None:
+def _tower_batch(fields: Fields) -> int | None:
     """Return the tower batch before a change, or None if it is not a whole number."""
     batch, towers = fields.get("batch", 0), fields.get("towers", 1)
     if not _is_count(batch) or not _is_count(towers) or batch % towers:
@@ -196,7 +190,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _put(fields: dict[str, Any], name: str, value: Any) -> None:
+def _put(fields: Changes, name: str, value: Any) -> None:
     """Set `name` to `value`. A new `kind` of a group drops the settings of its old kind."""
     # `rest` may have dots too: weight_decay's keys are parameter names.
     group, _, rest = name.partition(".")

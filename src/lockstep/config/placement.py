@@ -56,7 +56,7 @@ class Placement(Settings):
             there are any and the recipe is native. Default: auto.
         reduction: How the vectors of the towers are added: tree, or allreduce, which is not exact.
             Default: tree.
-        graphs: On a GPU, launch a tower as one CUDA graph where that keeps its bits. Default: on.
+        graphs: On a GPU, launch a step as one CUDA graph where that keeps its bits. Default: on.
         log_every: Steps between two lines of the log. Default: 10 in log.txt, and a line every 10
             seconds elsewhere.
         save_every: Steps between two checkpoints. Default: 1000.

@@ -450,17 +450,21 @@ class BoundRecipe:
 
     def plan(self, step: int) -> "Plan":
         """Return which examples each tower sees at `step`, and what happens to them."""
+        return self.plans(range(step, step + 1))[0]
+
+    def plans(self, steps: range) -> "list[Plan]":
+        """Return the plans of consecutive `steps`."""
         # This imports torch, which must not happen before numerics.prepare.
         from lockstep.data.dataset import Pipeline, Plan
 
         recipe = self.recipe
-        size_px = recipe.progressive.size_px(step, self.steps) if recipe.progressive else None
+        grown = recipe.progressive
         return Plan.at(
             seed=recipe.seed,
-            step=step,
+            steps=steps,
             batch=recipe.batch,
             towers=recipe.towers,
             examples=self.examples,
             pipeline=Pipeline(recipe.input, recipe.arithmetic, recipe.balanced),
-            size_px=size_px,
+            sizes_px=[grown.size_px(step, self.steps) if grown else None for step in steps],
         )

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from lockstep.core.state import NamedTensors
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.kernels.portable import arithmetic
 from lockstep.models import MODELS, TIMM
-from lockstep.schema import load_object
+from lockstep.schema import Fields, load_object
 
 _CHANNELS = ("in_chans", "in_channels")  # the names of timm, and of most other libraries
 _IMPLIED_CHANNELS = 3  # A function without such a parameter builds a network for RGB images.
@@ -78,7 +78,7 @@ def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
 
 
 def call(
-    name: str, function: Callable[..., Any], shape: Shape, classes: int, options: Mapping[str, Any]
+    name: str, function: Callable[..., Any], shape: Shape, classes: int, options: Fields
 ) -> Any:
     """Return what the model's `function` returns for images [C, H, W] of `shape` and this number of
     classes.
@@ -142,7 +142,7 @@ class _Allowance(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._left = self._most = 4 * sum(map(_cost, stored.values())) + _SPARE_BYTES
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: Any, args: Any = (), kwargs: Fields | None = None
     ) -> Any:
         """Return what an operation returns, if the allowance has room for it."""
         given = dict(kwargs or {})
@@ -200,8 +200,7 @@ def model_with(recipe: Recipe, shape: Shape, classes: int, tensors: NamedTensors
         ):
             names = ", ".join(differing[:5])
             raise LockstepError(
-                f"the weights are of another model than {recipe.model}: {names} differ",
-                DATA,
+                f"the weights are of another model than {recipe.model}: {names} differ", DATA
             )
     # A new tensor has the default dtype of the caller's program. So these tensors take the
     # place of the new ones.

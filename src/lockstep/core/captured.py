@@ -1,95 +1,160 @@
-"""Captured: a tower's computation as one CUDA graph, which the host launches with one call instead
-of kernel by kernel.
+"""Captured: a computation as CUDA graphs, each of which the host launches with one call instead of
+kernel by kernel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.config.recipe import Recipe
-from lockstep.core.state import State
+from lockstep.core.vector import copy_each
 from lockstep.messages import logger
+from lockstep.models import MODELS
+
+
+@dataclass
+class _Captured:
+    """One graph, and the memory from which it reads its inputs and to which it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    outputs: Sequence[Tensor]
+    checked: bool  # whether its bits are known to be those of kernels
+
+    def replayed(self, inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
+        copy_each(inputs, self.inputs)
+        self.graph.replay()
+        return self.outputs
 
 
 class Captured:
-    """Computes `compute(state, *inputs)`: from its third call for a state and a shape on, by a CUDA
-    graph.
+    """Computes `compute(source, *inputs)`: from its third call for a key and the shapes of the
+    inputs on, by a CUDA graph. `source` holds all other tensors that are read, always at the same
+    places.
 
     A graph repeats the kernels of one call in the memory of that call. It does not repeat work of
     the host: a number that the host drew or read keeps its value. So the first call is captured,
-    and the second one, of another tower or step, is computed both ways and must have the same bits.
-    Otherwise all further calls run kernel by kernel.
+    and the second one is computed both ways and must have the same bits. Otherwise all further
+    calls run kernel by kernel.
+
+    All graphs share the memory of intermediate values: they never run at the same time, and results
+    are valid until the next call. What runs before a capture uses the stream of the capture,
+    because torch's libraries and its backward pass keep handles and events of the stream that they
+    used first.
     """
 
-    def __init__(self, compute: Callable[..., Tensor], *, exact: bool) -> None:
+    def __init__(
+        self,
+        what: str,
+        compute: Callable[..., Sequence[Tensor]],
+        *,
+        exact: bool,
+        as_graph: bool = True,
+        changes: Callable[[], Sequence[Tensor]] = list,
+    ) -> None:
         """Compare bits if the recipe is `exact`. If it is not, they may differ from call to call
-        anyway.
+        anyway. `what` is computed, in words; kernel by kernel, unless `as_graph`. It changes the
+        tensors that `changes` returns.
         """
-        self._compute, self._exact = compute, exact
-        self._key: tuple[State, torch.Size] | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: list[Tensor] = []
-        self._output = torch.empty(0)
-        self._checked = self._refused = False
+        self._what, self._compute, self._exact = what, compute, exact
+        self._changes = changes
+        self._source: object = None
+        self._graphs: dict[Hashable, _Captured] = {}
+        self._refused = not as_graph
+        self._stream: torch.cuda.Stream | None = None
 
-    def __call__(self, seed: Callable[[], None], state: State, *inputs: Tensor) -> Tensor:
-        """Return a new tensor, the result for `inputs`. `seed` seeds torch's generators before the
-        computation.
-        """
-        key = state, inputs[0].shape
-        known = self._graph is not None and key == self._key
-        if known and self._checked:
-            return self._replayed(seed, inputs)
-        seed()
-        result = self._compute(state, *inputs)
-        if known:
-            replayed = self._replayed(seed, inputs)
-            self._checked = torch.equal(replayed.view(torch.int32), result.view(torch.int32))
-            if not self._checked:
+    def __call__(
+        self, source: object, *inputs: Tensor, key: Hashable = None, capture: bool = True
+    ) -> Sequence[Tensor]:
+        """Return the results for `inputs`. Without `capture`, compute kernel by kernel."""
+        if source is not self._source:
+            self._source = source
+            self._graphs.clear()
+        key = key, *(tensor.shape for tensor in inputs)
+        known = self._graphs.get(key) if capture else None
+        if known and known.checked:
+            return known.replayed(inputs)
+        if self._refused:
+            return self._compute(source, *inputs)
+        with self._on_stream() as stream:
+            before = _copies(self._changes()) if known else []
+            result = self._compute(source, *inputs)
+            if not capture:
+                return result
+            after = _copies(self._changes())
+            if known is None:
+                self._capture(key, stream, inputs)
+                copy_each(after, self._changes())  # A stand-in for a GPU computes what it captures.
+                return result
+            copy_each(before, self._changes())
+            pairs = zip(known.replayed(inputs), result, strict=True)
+            changed = zip(self._changes(), after, strict=True)
+            known.checked = all(_same(*pair) for pair in (*pairs, *changed))
+            if not known.checked:
+                copy_each(after, self._changes())
                 self._refuse("it has other bits, so the host draws or reads numbers in between")
-        elif not self._refused:
-            self._key, self._checked = key, not self._exact
-            self._capture(state, inputs)
         return result
 
-    def _capture(self, state: State, inputs: tuple[Tensor, ...]) -> None:
-        self._graph = None  # frees its memory
-        self._inputs = [tensor.clone() for tensor in inputs]
+    @contextmanager
+    def _on_stream(self) -> Iterator[torch.cuda.Stream]:
+        """Queue work in the stream of the captures, after all that is queued and before all that
+        follows.
+        """
+        stream = self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        main = torch.cuda.current_stream()
+        # The waits also keep the memory of results, which belongs to this stream, from being reused
+        # too early.
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            yield stream
+        main.wait_stream(stream)
+
+    def _capture(
+        self, key: Hashable, stream: torch.cuda.Stream, inputs: tuple[Tensor, ...]
+    ) -> None:
+        memory = next((known.graph.pool() for known in self._graphs.values()), None)
+        copies = _copies(inputs)
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads may use the GPU meanwhile: torch's own that computes the backward pass,
             # and NCCL's.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._output = self._compute(state, *self._inputs)
+            with torch.cuda.graph(graph, memory, stream, capture_error_mode="thread_local"):
+                outputs = self._compute(self._source, *copies)
         except RuntimeError as error:
-            self._refuse(f"CUDA cannot capture it: {error}".splitlines()[0])
+            # The end of the capture raises an error of its own, before it tells the generators that
+            # nothing is captured any more. As they are, the next dropout would fail.
+            for generator in torch.cuda.default_generators:
+                generator.graphsafe_set_state(generator.clone_state())
+            self._refuse(f"CUDA cannot capture it: {error.__context__ or error}".splitlines()[0])
         else:
-            self._graph = graph
-
-    def _replayed(self, seed: Callable[[], None], inputs: tuple[Tensor, ...]) -> Tensor:
-        assert self._graph is not None
-        seed()
-        torch._foreach_copy_(self._inputs, list(inputs))
-        self._graph.replay()
-        return self._output.clone()
+            self._graphs[key] = _Captured(graph, copies, outputs, not self._exact)
 
     def _refuse(self, why: str) -> None:
         self._refused = True
-        self._graph = None
-        # They hold memory of the GPU, the result all of the graph's.
-        self._inputs = []
-        self._output = torch.empty(0)
-        logger.warning(f"towers are computed kernel by kernel, not as a CUDA graph: {why}")
+        self._graphs.clear()  # and with them memory of the GPU
+        logger.warning(f"{self._what} are computed kernel by kernel, not as a CUDA graph: {why}")
 
 
-def obstacle(recipe: Recipe, module: nn.Module) -> str | None:
-    """Return why towers of the model `module` cannot be CUDA graphs, in words; None if they can."""
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return whether all bits are equal."""
+    return torch.equal(*(tensor.flatten().view(torch.uint8) for tensor in (one, other)))
+
+
+def obstacle(recipe: Recipe) -> str | None:
+    """Return why steps cannot be CUDA graphs, in words; None if they can."""
     if "model" in recipe.custom_code:
         return "the model is your own, and its code may do more than launch kernels"
     if recipe.precision == "float16":
         return "float16 changes the scale of its loss"
-    dropout = (m.p for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
-    if recipe.arithmetic == "portable" and any(dropout):
-        return "the host draws the random numbers of portable dropout"
+    if recipe.model not in MODELS:
+        return "the network is not built in, and the host seeds the random numbers of its layers"
+    if recipe.arithmetic == "portable" and recipe.optimizer.kind in ("adam", "adamw"):
+        return "the host computes the rates of portable Adam"
     return None

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lockstep.config.recipe import Recipe
+from lockstep.core.captured import Captured
 from lockstep.core.group import Group
 from lockstep.core.loss import loss_of
 from lockstep.core.multi_label import Found, found_labels
@@ -97,9 +99,11 @@ def evaluate(
     group: Group,
     progress: Progress = lambda share: None,
     keep_logits: bool = False,
+    captured: Captured | None = None,
 ) -> Evaluation:
     """Classify `dataset`, with the recipe's test-time augmentation. The result is
-    equal in every process, and process 0 alone has the logits.
+    equal in every process, and process 0 alone has the logits. `captured` classifies a
+    chunk as a CUDA graph.
 
     The processes share chunks of `eval_batch` examples. The last chunk is padded with repeats that
     do not count, because the bits of a kernel's result may depend on the batch size. Every process
@@ -132,7 +136,8 @@ def evaluate(
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
         labels = dataset.labels[index]
-        logits, unaugmented = classify(recipe, network, dataset.pixels(index), counted)
+        classified = captured or partial(classify, recipe)
+        logits, unaugmented = classified(network, dataset.pixels(index), counted)
         if keep_logits:
             kept[done * size : (done + 1) * size] = logits
         with arithmetic(recipe.arithmetic):

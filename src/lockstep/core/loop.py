@@ -1,49 +1,14 @@
 """The training loop. Every process runs it, and all processes take every step together."""
 
 from collections.abc import Callable, Generator
+from functools import partial
 
-from torch import Tensor
-
-from lockstep.core.monitor import Monitor
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
-from lockstep.core.tower import NonFiniteError, Tower, named_towers
-from lockstep.core.vector import Metrics, Requests
-from lockstep.data.dataset import Dataset, Shard
-from lockstep.kernels.portable import arithmetic
-
-
-class Observer:
-    """Observes every step of the loop. This class only measures the time; `listeners.log.Log` also
-    reports.
-
-    Attributes:
-        monitor: what this process does, and the time that it takes.
-    """
-
-    def __init__(self, monitor: Monitor | None = None) -> None:
-        self.monitor = monitor or Monitor()
-
-    def begin(self, step: int) -> None:
-        """Note that `step` is about to be computed."""
-        self.monitor.begin_step(measure=False)
-
-    def step(
-        self,
-        step: int,
-        metrics: Metrics,
-        state: State,
-        learning_rate: float,
-        gradients: Tensor,
-        non_finite: list[int],
-    ) -> None:
-        """Note a step before its update with the mean `gradients`. The update is skipped if towers
-        are `non_finite`.
-        """
-        self.monitor.end_step()
-
-    def updated(self, step: int, state: State) -> None:
-        """Note the weights after `step`."""
+from lockstep.core.steps import Ahead, AtOnce, Observer
+from lockstep.core.tower import Tower
+from lockstep.core.vector import Requests
+from lockstep.data.dataset import Dataset
 
 
 def updates(
@@ -54,74 +19,43 @@ def updates(
     log: Observer,
     *,
     poll_requests: Callable[[], Requests] = Requests,
+    boundary: Callable[[int], bool] = lambda updates: True,
+    ahead: bool = False,
+    as_graph: bool = True,
 ) -> Generator[Requests]:
     """Train `state`, in place, to the last step of the tower's bound recipe. Yield after every
     update.
 
     Each item is the combined requests of all processes, equal in each. The iterator ends after a
     request to stop. `poll_requests` returns what this process requests now. `log.monitor` learns
-    what is done, and adds up the seconds of each activity. Raises: NonFiniteError, in every process
-    at the same step; `state` is then as before the step.
+    what is done, and adds up the seconds of each activity.
+
+    With `ahead`, in all processes or none, a GPU computes a step while the host reads the one
+    before: as CUDA graphs if `as_graph`. Then `state` is that of the item only after as many
+    updates as `boundary` names, equally in all processes, and after a request, on which the loop
+    acts one step later.
+    Raises: NonFiniteError, in every process at the same step; `state` is then as before the step.
     """
-    bound = tower.bound
-    recipe = bound.recipe
-    monitor = log.monitor
-    prepared: Shard | None = None  # of this process's first tower
-    first = reduction.owned[0]
-    last = reduction.owned[-1]
+    bound, monitor = tower.bound, log.monitor
+    make = partial(Ahead, as_graph=as_graph) if ahead else AtOnce
+    steps = make(dataset, tower, reduction, state, log, poll_requests)
+    waiting: Callable[[], Requests] | None = None
     monitor.warming_up = True  # The first step of a session takes longer than the others.
     with monitor.training():
         for step in range(state.step, bound.steps):
             log.begin(step)
-            with monitor.doing("data", step):
-                plan = bound.plan(step)
-            for number in reduction.owned:
-                with monitor.doing("data"):
-                    shard = prepared or dataset.shard(plan, number)
-                    prepared = None
-                with monitor.doing("compute"):
-                    on_part = (
-                        reduction.begin_part if reduction.in_parts and number == last else None
-                    )
-                    vector = tower(state, shard, step, poll_requests(), on_part)
-                with monitor.doing("communication"):
-                    reduction.add(vector)
-            with monitor.doing("communication"):
-                total = reduction.total().to(state.device)
-            gradients, buffer_deltas, metrics = tower.layout.unpack(total)
-            if state.device.type == "cuda" and step + 1 < bound.steps:
-                # The host prepares the next step while the GPU still computes this one.
-                with monitor.doing("data"):
-                    prepared = dataset.shard(bound.plan(step + 1), first)
-            with monitor.doing("communication"):
-                # The only wait for the device in a step; the device may wait for other processes.
-                requested, non_finite, finite = metrics.read(state.weights, total)
+            told = steps.compute(step)
+            requested = Requests()
+            if waiting is not None:
+                requested = waiting()
+                with monitor.pausing():
+                    yield Requests()
+            is_last = not ahead or boundary(step + 1) or step + 1 == bound.steps
+            waiting = None if is_last or requested != Requests() else told
+            if waiting is None:
+                requested = requested.joined(told())
+                with monitor.pausing():  # The caller may save, which has no time limit.
+                    yield requested
+                if requested.stop is not None:
+                    return
             monitor.warming_up = False
-            weights_are_finite, sum_is_finite = finite
-            if (
-                not weights_are_finite
-            ):  # The last update made them so, although its gradients were finite.
-                raise NonFiniteError(f"a weight is not finite after {step} steps")
-            what = "the loss or a gradient of"
-            if not (sum_is_finite or non_finite):
-                non_finite, what = [*range(recipe.towers)], "the sum of the losses or gradients of"
-            if non_finite and not state.may_skip:
-                raise NonFiniteError(
-                    f"{what} {named_towers(non_finite)} is not finite at step {step}"
-                )
-            with arithmetic(recipe.arithmetic):
-                gradients.div_(recipe.batch * state.loss_scale)
-                buffer_deltas.div_(recipe.towers)
-            learning_rate = bound.learning_rate(step)
-            with monitor.doing("report"):
-                log.step(step, metrics, state, learning_rate, gradients, non_finite)
-            if non_finite:
-                state.skip()
-            else:
-                state.apply(gradients, buffer_deltas, learning_rate)
-            with monitor.doing("report"):
-                log.updated(step, state)
-            with monitor.pausing():  # The caller may save, which has no time limit.
-                yield requested
-            if requested.stop is not None:
-                return

@@ -8,6 +8,7 @@ seconds within it to an activity. Needs no torch at import time.
 import mmap
 import time
 from array import array
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -80,8 +81,9 @@ class Mark(NamedTuple):
 class Monitor(HeartbeatFile):
     """How far this process is, and the time that a session spends on training.
 
-    A GPU computes asynchronously. There the activities are measured only if `begin_step` asks
-    for it, as each measurement waits for the device. The training time itself is right in any case.
+    A GPU computes asynchronously. There the activities are measured only if `begin_step` asks for
+    it, by events in the GPU's own stream, for which nobody waits: a mark has what is computed by
+    then. The training time itself is right in any case.
 
     Attributes:
         warming_up: True while a step may take long, because it is the first one.
@@ -92,8 +94,10 @@ class Monitor(HeartbeatFile):
         self._activity: Activity | None = None  # what the present seconds count as
         # whether the present work has no time limit; this is so unless stated otherwise
         self._endless = True
-        self._measuring = True
-        self._gpu: torch.device | None = None
+        self._on_gpu = False
+        self._edge: torch.cuda.Event | None = None  # the last one of a step that is measured
+        # Edges that the GPU has not reached yet: activity, its start and end.
+        self._ahead: deque[tuple[Activity, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._last = time.perf_counter()
         self._seconds, self._steps, self._measured = 0.0, 0, 0
         self._spent: dict[Activity, float] = dict.fromkeys(ACTIVITIES, 0.0)
@@ -103,7 +107,7 @@ class Monitor(HeartbeatFile):
 
     def use(self, device: "torch.device") -> None:
         """Measure steps that are computed on `device`."""
-        self._gpu = device if device.type == "cuda" else None
+        self._on_gpu = device.type == "cuda"
 
     def training(self) -> AbstractContextManager[None]:
         """Count the seconds within the context as training time: those of no other
@@ -141,16 +145,16 @@ class Monitor(HeartbeatFile):
 
     def _count(self) -> None:
         """Count the seconds since the last call."""
-        if self._gpu is not None and self._measuring and self._activity is not None:
-            import torch
-
-            torch.cuda.synchronize(self._gpu)
         now = time.perf_counter()
         if self._activity is not None:
             self._seconds += now - self._last
-            if self._measuring:
+            if not self._on_gpu:
                 self._spent[self._activity] += now - self._last
         self._last = now
+        if self._edge is not None:
+            before, self._edge = self._edge, _event()
+            if self._activity is not None:
+                self._ahead.append((self._activity, before, self._edge))
 
     def _move(self) -> None:
         self._fields[_MOVES] += 1
@@ -167,8 +171,8 @@ class Monitor(HeartbeatFile):
     def begin_step(self, measure: bool) -> None:
         """Begin a step. On a GPU, measure its activities only if `measure` is true."""
         self._count()
-        self._measuring = measure or self._gpu is None
-        self._measured += self._measuring
+        self._measured += measure or not self._on_gpu
+        self._edge = _event() if measure and self._on_gpu else None
 
     def end_step(self) -> None:
         """Count a computed step."""
@@ -180,6 +184,9 @@ class Monitor(HeartbeatFile):
     @property
     def mark(self) -> Mark:
         """The reading at the last change."""
+        while self._ahead and self._ahead[0][2].query():  # type: ignore[no-untyped-call]
+            activity, start, end = self._ahead.popleft()
+            self._spent[activity] += start.elapsed_time(end) / 1000
         return Mark(self._seconds, self._steps, tuple(self._spent.values()), self._measured)
 
     def steps_per_s(self) -> float:
@@ -204,3 +211,12 @@ def mean_seconds(since: Mark, now: Mark) -> dict[str, float]:
         if steps
         else {}
     )
+
+
+def _event() -> "torch.cuda.Event":
+    """Return the present end of what the GPU is to compute."""
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event

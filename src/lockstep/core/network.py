@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.recipe import Recipe
+from lockstep.core.vector import copy_each
 from lockstep.errors import LockstepError, unknown
+from lockstep.models import MODELS
 
 Shape = tuple[int, int, int]
 
@@ -34,6 +36,7 @@ class Network:
         dtype: what it computes in.
         parameters, buffers: its tensors, by name; buffers that are not part of the module's state
             are left out.
+        draws: whether training may draw random numbers in it.
     """
 
     def __init__(
@@ -68,22 +71,18 @@ class Network:
             norms[name] for name in untrained_layers(recipe, norms, self.parameters)
         ]
         self.buffers = persistent_buffers(self.module)
+        drops = (m.p for m in self.module.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
+        self.draws = recipe.model not in MODELS or any(drops)
 
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Copy float32 parameters, by name, into the network, rounded to its dtype."""
-        torch._foreach_copy_(
-            list(self.parameters.values()),
-            [parameters[name] for name in self.parameters],
-        )
+        copy_each([parameters[name] for name in self.parameters], [*self.parameters.values()])
 
     @torch.no_grad()
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Copy buffers, by name, into the network."""
-        if self.buffers:
-            torch._foreach_copy_(
-                list(self.buffers.values()), [buffers[name] for name in self.buffers]
-            )
+        copy_each([buffers[name] for name in self.buffers], [*self.buffers.values()])
 
     def train(self) -> None:
         """Set all layers to training mode, except norm layers that are not trained: they use their
@@ -92,11 +91,6 @@ class Network:
         self.module.train()
         for norm in self._still_norms:
             norm.eval()
-
-    @property
-    def is_observed(self) -> bool:
-        """Return whether a hook waits for the next forward pass."""
-        return bool(self.module._forward_hooks)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return float32 logits [b, classes] for float32 images [b, C, h, w]."""

@@ -5,7 +5,7 @@ number of processes.
 import hashlib
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.config.recipe import Recipe
 from lockstep.core.digest import digest
 from lockstep.core.network import lr_factors, untrained_layers
-from lockstep.core.vector import is_finite, named_views
+from lockstep.core.vector import excess, named_views
 from lockstep.errors import DATA, LockstepError
 from lockstep.kernels.portable import arithmetic
 from lockstep.optim.optimizers import DEFAULT, decay_by_name, parameter_groups
@@ -127,20 +127,47 @@ class State:
         `gradients` is the mean gradient, float32 [parameters], and `buffer_deltas` the mean change
         of the floating-point buffers, float32 [their elements].
         """
-        with self.update_lock, arithmetic(self._recipe.arithmetic):
-            for name, gradient in self.by_name(gradients).items():
-                self.parameters[name].grad = gradient
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate * group["scale"]
-            self.optimizer.step()
+        rates = [learning_rate * group["scale"] for group in self.optimizer.param_groups]
+        with self.update_lock:
             self.step += 1
-            self._update_buffers(buffer_deltas)
+            weight = 1.0 - self._recipe.ema.decay_after(self.step) if self._recipe.ema else 0.0
+            self.update(gradients, buffer_deltas, rates, weight, self.step)
             if self._scale is not None:
                 self._scale.stepped()
-            if self._average is not None and self._recipe.ema is not None:
-                self._average.lerp_(self._flat, 1.0 - self._recipe.ema.decay_after(self.step))
 
-    def _update_buffers(self, deltas: Tensor) -> None:
+    @torch.no_grad()
+    def update(
+        self,
+        gradients: Tensor,
+        buffer_deltas: Tensor,
+        rates: Sequence[float | Tensor],
+        weight: float | Tensor,
+        updates: int | Tensor,
+    ) -> None:
+        """Make the update number `updates` without counting it. Hold `update_lock`.
+
+        `rates` are the learning rates of the optimizer's groups, and `weight` is that of the new
+        parameters in their average. They are numbers, or tensors [] of the device, float32 and
+        int64, which a CUDA graph reads anew each time.
+        """
+        with arithmetic(self._recipe.arithmetic):
+            for name, gradient in self.by_name(gradients).items():
+                self.parameters[name].grad = gradient
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            self.optimizer.step()
+            self._update_buffers(buffer_deltas, updates)
+            if self._average is not None:
+                self._average.lerp_(self._flat, weight)
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors that an update changes."""
+        slots = [slot for slots in self.optimizer.state.values() for slot in slots.values()]
+        average = [] if self._average is None else [self._average]
+        tensors = [slot for slot in slots if isinstance(slot, Tensor)]
+        return [self._flat, *average, *tensors, *self._moved.values()]
+
+    def _update_buffers(self, deltas: Tensor, updates: int | Tensor) -> None:
         floating = {
             name: buffer.shape
             for name, buffer in self.buffers.items()
@@ -156,7 +183,9 @@ class State:
             buffer for name, buffer in self._moved.items() if name.endswith("num_batches_tracked")
         ]:
             torch._foreach_zero_(counts)
-            torch._foreach_add_(counts, self.step)
+            # A tensor alone would be read by the host, as a number.
+            of_each = [updates] * len(counts) if isinstance(updates, Tensor) else updates
+            torch._foreach_add_(counts, of_each)
 
     def parameters_of(self, kind: str) -> dict[str, Tensor]:
         """Return the "raw" weights, or their average, "ema", by parameter name."""
@@ -176,7 +205,7 @@ class State:
 
     def is_finite(self) -> bool:
         """Return whether every parameter is finite. Waits for the device."""
-        return bool(is_finite(self._flat))
+        return not excess(self._flat)
 
     def decay_losses(self) -> dict[str, Tensor]:
         """Return each weight-decay term of the loss, coefficient / 2 * ||w||^2, by parameter, on

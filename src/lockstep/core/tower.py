@@ -1,21 +1,25 @@
 """Tower: one logical replica of the model, the unit of numerics."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
 from lockstep.config.recipe import BoundRecipe
-from lockstep.core.captured import Captured
 from lockstep.core.loss import is_correct, loss_of
 from lockstep.core.network import Network
 from lockstep.core.state import State
 from lockstep.core.vector import Layout, Requests, VectorBuilder
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError, option
-from lockstep.kernels.portable import arithmetic
+from lockstep.kernels.portable import arithmetic, draws
+
+# of a tower that a CUDA graph can have; a network with more is computed kernel by kernel
+_DRAWS = 64
+_NO_KEYS = torch.empty(0)
 
 
 class Tower:
@@ -27,8 +31,7 @@ class Tower:
     same weights and buffers.
     """
 
-    def __init__(self, bound: BoundRecipe, network: Network, *, as_graph: bool = False) -> None:
-        """Compute each tower as one CUDA graph if `as_graph`, where that keeps all bits."""
+    def __init__(self, bound: BoundRecipe, network: Network) -> None:
         self.bound = bound
         self._network = network
         self._float_buffers = {
@@ -36,7 +39,6 @@ class Tower:
         }
         self._loaded: State | None = None
         self._loaded_step = 0
-        self._captured = Captured(self._compute, exact=bound.recipe.exact) if as_graph else None
         self._flags_and_tower: dict[tuple[int, Requests], Tensor] = {}
         self.layout = Layout(network.parameters, self._float_buffers, bound.recipe.towers)
 
@@ -59,7 +61,7 @@ class Tower:
         device = shard.images.device
         # Later towers of the step use the same weights.
         if self._loaded is not state or self._loaded_step != step:
-            self._network.load_parameters(state.parameters)
+            self.load(state)
             self._loaded = state
             self._loaded_step = step
         key = shard.tower, requests
@@ -68,40 +70,45 @@ class Tower:
             self._flags_and_tower[key] = torch.tensor(
                 [*requests.flags(), *towers], dtype=torch.bool, device=device
             )
-        inputs = [shard.images, shard.labels, self._flags_and_tower[key]]
-        if shard.priors is not None:
-            inputs.append(shard.priors)
-        seed = partial(
-            _seed_generators, rng.seed_for(recipe.seed, "dropout", step, shard.tower), device
-        )
-        if self._captured is not None and on_part is None and not self._network.is_observed:
-            return self._captured(seed, state, *inputs)
-        seed()
-        return self._compute(state, *inputs, on_part=on_part)
+        if self._network.draws:
+            _seed_generators(self._seed(step, shard.tower), device)
+        return self.vector(state, shard, self._flags_and_tower[key], _NO_KEYS, on_part)
 
-    def _compute(
+    def keys(self, step: int, tower: int) -> NDArray[np.int64]:
+        """Return the keys of the random numbers that a tower draws, for `vector`: int64 [n]."""
+        generator = torch.Generator().manual_seed(self._seed(step, tower))
+        return draws.keys(_DRAWS * self._network.draws, generator)
+
+    def _seed(self, step: int, tower: int) -> int:
+        return rng.seed_for(self.bound.recipe.seed, "dropout", step, tower)
+
+    def load(self, state: State) -> None:
+        """Copy the parameters of `state` into the network, before the towers of a step."""
+        self._network.load_parameters(state.parameters)
+
+    def vector(
         self,
         state: State,
-        images: Tensor,
-        labels: Tensor,
+        shard: Shard,
         flags_and_tower: Tensor,
-        *priors: Tensor,
+        keys: Tensor,
         on_part: Callable[[Tensor, slice], None] | None = None,
     ) -> Tensor:
-        """Return the vector. It may depend on no number of the host that differs between towers,
-        because a CUDA graph repeats such a number.
+        """Return the vector, with the parameters that are loaded. It may depend on no number of the
+        host that differs between steps, because a CUDA graph repeats such a number.
 
         `flags_and_tower` is bool [flags of the requests + towers], of which one tower is marked.
+        `keys` are those of the first draws, int64 [n].
         """
         network = self._network
         recipe = self.bound.recipe
-        with arithmetic(recipe.arithmetic):
+        with draws.keyed(keys), arithmetic(recipe.arithmetic):
             network.load_buffers(state.buffers)  # The tower before this one changed them.
             network.train()
-            logits = network(images)
+            logits = network(shard.images)
             loss = loss_of(
-                logits + priors[0] if priors else logits,
-                labels,
+                logits if shard.priors is None else logits + shard.priors,
+                shard.labels,
                 label_smoothing=recipe.label_smoothing,
             )
             vector = VectorBuilder(self.layout, loss.device, on_part)
@@ -118,8 +125,8 @@ class Tower:
                 tower = flags_and_tower[-recipe.towers :]
                 metrics = vector.metrics
                 metrics.cross_entropy.copy_(loss)
-                metrics.last_cross_entropy.copy_(loss.masked_fill(tower[-1].logical_not(), 0.0))
-                metrics.correct.copy_(is_correct(logits, labels).sum())
+                metrics.last_cross_entropy.masked_fill_(tower[-1], loss)
+                metrics.correct.copy_(is_correct(logits, shard.labels).sum())
                 metrics.requests.copy_(flags_and_tower[: -recipe.towers])
                 vector.finish(gradients, buffer_deltas, tower)
         return vector.values

@@ -8,6 +8,7 @@ computes the last gradients first, so a vector is filled from its end to its sta
 exchanged in parts.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from signal import Signals
@@ -35,6 +36,10 @@ class Requests:
         """Return one flag for each of STOP_SIGNALS, then one for `save`."""
         return [*(float(self.stop == one) for one in STOP_SIGNALS), float(self.save)]
 
+    def joined(self, later: "Requests") -> "Requests":
+        """Return these requests and `later` ones."""
+        return Requests(self.stop or later.stop, self.save or later.save)
+
     @staticmethod
     def of(counts: Sequence[float]) -> "Requests":
         """Return the requests that at least one process made, from the sums of `flags` over
@@ -51,15 +56,13 @@ _SUMS = 3  # values of metrics before the flags
 
 @dataclass(frozen=True)
 class Metrics:
-    """Sums over the batch, as tensors on the device. Reading one on the host waits for the
-    device.
-    """
+    """Sums over the batch, as tensors."""
 
     cross_entropy: Tensor  # [], summed over the examples
     last_cross_entropy: Tensor  # [], the last tower's part of it
     correct: Tensor  # [], how many examples are classified correctly
     requests: Tensor  # [4], for each flag of `Requests` the number of towers whose process set it
-    non_finite: Tensor  # [towers], 1 if the tower's loss or gradient is not finite
+    non_finite: Tensor  # [towers], NaN if the tower's loss or gradient is not finite, else 0
 
     @staticmethod
     def length(towers: int) -> int:
@@ -75,15 +78,12 @@ class Metrics:
         flags = values[_SUMS:]
         return Metrics(loss, last, correct, flags[:_FLAGS], flags[_FLAGS:])
 
-    def read(self, *vectors: Tensor) -> tuple[Requests, list[int], list[bool]]:
-        """Return what any process requests, the towers whose vector is not finite, and whether each
-        of `vectors` is finite. Waits for the device once.
+    def read(self) -> tuple[Requests, list[int]]:
+        """Return what any process requests, and the towers whose vector is not finite. Waits for
+        the device.
         """
-        finite = [is_finite(vector)[None].to(self.requests.dtype) for vector in vectors]
-        read = torch.cat([self.requests, self.non_finite, *finite]).tolist()
-        end = len(read) - len(vectors)
-        towers = [tower for tower, flag in enumerate(read[_FLAGS:end]) if flag]
-        return Requests.of(read[:_FLAGS]), towers, [*map(bool, read[end:])]
+        towers = [tower for tower, flag in enumerate(self.non_finite.tolist()) if flag]
+        return Requests.of(self.requests.tolist()), towers
 
 
 class Part(NamedTuple):
@@ -159,7 +159,7 @@ class VectorBuilder:
         self._on_part = on_part
         self._unfilled = [*layout.parts] if on_part else [layout.whole]
         self._gradients: dict[int, Tensor] = {}
-        self._finite: list[Tensor] = []  # of each part that is filled, bool []
+        self._excess: Tensor | None = None  # of the parts that are filled
         _, self._buffer_deltas, self.metrics = layout.unpack(self.values)
         self.values[: layout.metric_length].zero_()
 
@@ -196,26 +196,46 @@ class VectorBuilder:
         count = sum(gradient.numel() for gradient in gradients)
         values = self.values[part.values]
         copy(gradients, values[-count:])
-        self._finite.append(is_finite(values))
+        of_part = excess(values)
+        self._excess = of_part if self._excess is None else self._excess + of_part
         if tower is not None:
-            self.metrics.non_finite.copy_(tower & ~torch.stack(self._finite).all())
+            self.metrics.non_finite.masked_fill_(tower, self._excess)
         if self._on_part:
             self._on_part(self.values, part.values)
 
 
 def copy(tensors: Sequence[Tensor], flat: Tensor) -> None:
     """Copy `tensors` into `flat` [their elements], one after the other, converting to its dtype."""
-    if tensors:
-        torch._foreach_copy_(views(flat, [tensor.shape for tensor in tensors]), list(tensors))
+    copy_each(tensors, views(flat, [tensor.shape for tensor in tensors]))
 
 
-def is_finite(vector: Tensor) -> Tensor:
-    """Return whether every element of `vector` is finite, bool [], without waiting for the
+@torch.no_grad()
+def copy_each(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copy each of `values` to one of `tensors`.
+
+    A GPU copies those of one dtype and equal strides together. Torch 2.11 writes wrong numbers
+    there if only dtypes differ: https://github.com/pytorch/pytorch/issues/173383.
+    """
+    alike = defaultdict[object, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
+    if tensors and not tensors[0].is_cuda:
+        alike[None] = [*tensors], [*values]
+        values = tensors = ()
+    for value, tensor in zip(values, tensors, strict=True):
+        group = alike[tensor.dtype, value.dtype, tensor.stride() == value.stride()]
+        group[0].append(tensor)
+        group[1].append(value)
+    for group in alike.values():
+        torch._foreach_copy_(*group)
+
+
+def excess(vector: Tensor) -> Tensor:
+    """Return 0 if every element of `vector` is finite, else NaN: [], without waiting for the
     device.
     """
     # The minimum and maximum are finite exactly if all elements are. isfinite() of each costs 16
     # times as much.
-    return torch.stack(vector.aminmax()).isfinite().all()
+    low, high = vector.aminmax()
+    return (low - low) + (high - high)
 
 
 def views(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:

@@ -38,17 +38,15 @@ from lockstep.pictures.decode import Decoding, UnreadableImageError, decode_imag
 from lockstep.pictures.pixels import Bytes, RowCache, folder
 from lockstep.schema import load_object
 
-Label = (
-    int | list[int]
-)  # the number of a class, or with multi-label data those of all classes, in order
+# the number of a class, or with multi-label data those of all classes, in order
+Label = int | list[int]
 Widths = dict[int, str]  # of arrays of labels -> the first example with such an array
 
 _CLASSES = "classes"
 _GIVEN = "given"  # begins the names of the files of labels, and is the key of the images
 _CHUNK_BYTES = 64 << 20  # of images that are written at a time
-_MAX_UNNAMED = (
-    1_000_000  # classes; a label such as a timestamp would otherwise fill the memory with names
-)
+# classes; a label such as a timestamp would otherwise fill the memory with names
+_MAX_UNNAMED = 1_000_000
 _SPLIT_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
@@ -209,9 +207,9 @@ def _classes(
     stated = {split: found for split, found in stated.items() if found is not None}
     first = "train" if "train" in stated else next(iter(stated), "")
     names = data.get(_CLASSES, stated.get(first))
+    numbers = [number for label in labels["train"] for number in _numbers(label)]
     if names is None:
-        numbers = [number + 1 for label in labels["train"] for number in _numbers(label)]
-        most = max([0, *widths, *numbers])
+        most = max([0, *widths, *(number + 1 for number in numbers)])
         names = [str(label) for label in range(min(most, _MAX_UNNAMED))]
     if (
         not isinstance(names, Sequence)
@@ -246,7 +244,6 @@ def _classes(
                 f"the array of labels has {width} values, expected one for each of the "
                 f"{len(names)} classes",
             )
-    numbers = [number for label in labels["train"] for number in _numbers(label)]
     least = 0 if widths or stated or _CLASSES in data else min(numbers, default=0)
     if 0 < least < _MAX_UNNAMED:
         _refuse(
@@ -290,19 +287,22 @@ def _examples(
     wrong one.
     """
     if isinstance(examples, tuple | list) and len(examples) == 2 and _is_array(examples[0]):
-        _require_bytes(name, examples[0])
-        images = _array(examples[0])
-        labels = _array(examples[1]) if _is_array(examples[1]) else [*examples[1]]
+        images, labels = _as_uint8(name, examples[0]), examples[1]
         if images.ndim not in (3, 4):
             _refuse(
                 name,
                 f"images of shape {list(images.shape)}, expected [N, H, W, C], or [N, H, W] for "
                 f"grey images",
             )
-        if isinstance(labels, np.ndarray) and labels.ndim == 2 and labels.shape[1] == 1:
-            _refuse(name, f"labels of shape {list(labels.shape)}, expected [N]: give labels[:, 0]")
-        if isinstance(labels, np.ndarray) and labels.ndim != 2:
-            labels = labels.ravel().tolist()
+        if _is_array(labels):
+            labels = _array(labels)
+            if labels.ndim == 2 and labels.shape[1] == 1:
+                _refuse(
+                    name, f"labels of shape {list(labels.shape)}, expected [N]: give labels[:, 0]"
+                )
+            if labels.ndim != 2:
+                labels = labels.ravel().tolist()
+        labels = [*labels]
         if len(images) != len(labels):
             _refuse(
                 name,
@@ -363,10 +363,8 @@ def _index(where: str, label: Any) -> int:
     try:
         return operator.index(label)
     except TypeError:
-        if isinstance(label, str):
-            remedy = "give the place of its name in classes"
-        else:
-            remedy = "give labels.astype(int)"
+        by_name = "give the place of its name in classes"
+        remedy = by_name if isinstance(label, str) else "give labels.astype(int)"
         _refuse(where, f"the label is a {type(label).__name__}, expected a whole number: {remedy}")
 
 
@@ -375,8 +373,7 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
     from PIL import Image
 
     if _is_array(image):
-        _require_bytes(where, image)
-        image = _array(image)
+        image = _as_uint8(where, image)
     elif not isinstance(image, Image.Image):
         _refuse(
             where,
@@ -411,7 +408,8 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
     return array
 
 
-def _require_bytes(where: str, images: Any) -> None:
+def _as_uint8(where: str, images: Any) -> Bytes:
+    """Return an array or tensor of images as an array. Raises: LockstepError for another dtype."""
     if images.dtype not in (np.uint8, torch.uint8):
         _refuse(
             where,
@@ -419,6 +417,7 @@ def _require_bytes(where: str, images: Any) -> None:
             f"ToTensor and the normalisation, which belongs to the recipe's augmentation, or give "
             f"(images * 255).round() as uint8 where they are 0 to 1",
         )
+    return _array(images)
 
 
 def _is_array(value: object) -> bool:

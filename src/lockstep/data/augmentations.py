@@ -14,6 +14,8 @@ from pydantic import AfterValidator, Field, model_validator
 from lockstep.schema import Settings
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from lockstep.data.transforms import Keys, Tensors, Values
@@ -30,6 +32,16 @@ def _ordered(values: tuple[float, float]) -> tuple[float, float]:
 Ordered = AfterValidator(_ordered)
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def _moved(keys: "Keys", images: "Tensor", pixels: int) -> "NDArray[np.int64]":
+    """Return the places of windows that are moved by up to `pixels`, in images with edges of as
+    many; see `transforms.windows`.
+    """
+    offsets = 2 * pixels + 1
+    return keys.below("shift_y", offsets) * (images.shape[2] + 2 * pixels) + keys.below(
+        "shift_x", offsets
+    )
 
 
 class _Augmentation(Settings):
@@ -120,8 +132,7 @@ class Shift(_Augmentation):
 
     def draw(self, keys: "Keys", images: "Tensor") -> "Values":
         """Return the offsets of the images."""
-        offsets = 2 * self.pixels + 1
-        return {"rows": keys.below("shift_y", offsets), "columns": keys.below("shift_x", offsets)}
+        return {"places": _moved(keys, images, self.pixels)}
 
     def train(self, images: "Tensor", values: "Tensors") -> "Tensor":
         """Return the images, each moved by its own offsets."""
@@ -163,10 +174,11 @@ class Distort(_Augmentation):
 
     def draw(self, keys: "Keys", images: "Tensor") -> "Values":
         """Return the crops, flips, brightness and contrast of the images."""
-        rows, columns = (extent - self.crop_px + 1 for extent in images.shape[1:3])
+        height, width = images.shape[1:3]
+        top = keys.below("crop_y", height - self.crop_px + 1)
         return {
-            "rows": keys.below("crop_y", rows),
-            "columns": keys.below("crop_x", columns) + columns * keys.below("flip", 2),
+            "places": top * width + keys.below("crop_x", width - self.crop_px + 1),
+            "flips": keys.below("flip", 2).astype("uint8") * 255,
             "brightness": keys.uniform("brightness", -self.brightness, self.brightness).astype(
                 "float32"
             ),
@@ -177,7 +189,7 @@ class Distort(_Augmentation):
         """Return the images, each distorted by its own random values, standardised."""
         from lockstep.data import transforms
 
-        crops = transforms.windows(images, [self.crop_px] * 2, 0, values)
+        crops = transforms.windows(images, [self.crop_px] * 2, values)
         return transforms.standardise(transforms.brightness_contrast(crops, values))
 
     def test(self, images: "Tensor") -> "Tensor":
@@ -219,15 +231,17 @@ class FlipTranslate(_Normalised):
 
     def draw(self, keys: "Keys", images: "Tensor") -> "Values":
         """Return the offsets and flips of the images."""
-        offsets = 2 * self.pixels + 1
-        columns = keys.below("shift_x", offsets) + self.flip * offsets * keys.alternating_flips()
-        return {"rows": keys.below("shift_y", offsets), "columns": columns}
+        places = _moved(keys, images, self.pixels)
+        return {"places": places} | (
+            {"flips": keys.alternating_flips().astype("uint8") * 255} if self.flip else {}
+        )
 
     def train(self, images: "Tensor", values: "Tensors") -> "Tensor":
         """Return the images, flipped in every other epoch, moved and normalised."""
         from lockstep.data import transforms
 
-        return self.test(transforms.windows(images, images.shape[1:3], self.pixels, values))
+        wide = transforms.reflected(images, self.pixels)
+        return self.test(transforms.windows(wide, images.shape[1:3], values))
 
 
 class Crop(_Normalised):

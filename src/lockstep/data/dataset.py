@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
-from lockstep.data.transforms import Keys, resize, to_device
+from lockstep.data.transforms import Keys, Tensors, Values, resize, to_device
 from lockstep.errors import LockstepError
 from lockstep.kernels.portable import arithmetic
 
@@ -62,31 +62,31 @@ class Plan:
     def at(
         *,
         seed: int,
-        step: int,
+        steps: range,
         batch: int,
         towers: int,
         examples: int,
         pipeline: Pipeline,
-        size_px: int | None = None,
-    ) -> "Plan":
-        """Return the plan of `step` for a dataset of `examples` examples."""
-        position = np.arange(step * batch, (step + 1) * batch)
-        epochs, offsets = np.divmod(position, examples)
-        rows = np.empty(batch, np.int64)
-        for epoch in np.unique(epochs).tolist():
-            inside = epochs == epoch
-            rows[inside] = _order(seed, epoch, examples)[offsets[inside]]
-        return Plan(seed, epochs.reshape(towers, -1), rows.reshape(towers, -1), pipeline, size_px)
+        sizes_px: Sequence[int | None],
+    ) -> "list[Plan]":
+        """Return the plans of consecutive `steps` for a dataset of `examples` examples."""
+        positions = np.arange(steps.start * batch, steps.stop * batch)
+        epochs, offsets = np.divmod(positions, examples)
+        rows = np.concatenate(
+            [
+                _order(seed, epoch, examples)[offsets[epochs == epoch]]
+                for epoch in range(epochs[0], epochs[-1] + 1)
+            ]
+        )
+        shape = len(steps), towers, -1
+        parts = zip(epochs.reshape(shape), rows.reshape(shape), sizes_px, strict=True)
+        return [Plan(seed, one, other, pipeline, size_px) for one, other, size_px in parts]
 
     def first(self, count: int) -> "Plan":
         """Return a plan of one tower with the first `count` examples of this plan's first tower
         (all, if fewer).
         """
         return replace(self, epochs=self.epochs[:1, :count], examples=self.examples[:1, :count])
-
-    def keys(self, tower: int) -> Keys:
-        """Return the keys of the random words for the examples of `tower`."""
-        return Keys(self.seed, self.epochs[tower], self.examples[tower])
 
 
 class Shard(NamedTuple):
@@ -288,25 +288,43 @@ class Dataset:
             numbers=examples if self.numbers is None else self.numbers[examples],
         )
 
-    def shard(self, plan: Plan, tower: int) -> Shard:
+    def draw(self, plans: Sequence[Plan], towers: Sequence[int]) -> Values:
+        """Return what `shard` takes for `towers` in each of `plans`, which are of one recipe: their
+        examples, and the random values of their augmentation, each [plans, towers, b, ...].
+
+        Drawn together, they have the same bits in a fraction of the time.
+        Raises: IndexError if a plan has no such tower.
+        """
+        epochs = np.stack([plan.epochs[towers] for plan in plans])
+        examples = np.stack([plan.examples[towers] for plan in plans])
+        keys = Keys(plans[0].seed, epochs.ravel(), examples.ravel())
+        random = plans[0].pipeline.augmentation.draw(keys, self.images)
+        return {"examples": examples} | {
+            name: values.reshape(examples.shape + values.shape[1:])
+            for name, values in random.items()
+        }
+
+    def shard(self, plan: Plan, tower: int, values: Tensors | None = None) -> Shard:
         """Return the examples of `tower` under `plan`, augmented.
 
-        The result depends only on (plan, tower), so every process gets the same bits.
-        Raises: IndexError if the plan has no such tower.
+        `values` are this tower's of `draw`, on the device of the labels, and `pixels`, if they are
+        gathered already; without `values`, they are drawn. The result depends only on (plan,
+        tower), so every process gets the same bits.
         """
-        keys = plan.keys(tower)
-        pipeline = plan.pipeline
-        random = pipeline.augmentation.draw(keys, self.images)
-        values = to_device({"examples": keys.examples} | random, self.labels.device)
-        examples = values["examples"]
-        on_device = self.images.device == examples.device
-        images = self.pixels(examples if on_device else torch.from_numpy(keys.examples))
+        if values is None:
+            drawn = {name: of[0, 0] for name, of in self.draw([plan], [tower]).items()}
+            values = to_device(drawn, self.labels.device)
+        pipeline, examples = plan.pipeline, values["examples"]
+        images = values.get("pixels")
+        if images is None:
+            on_device = self.images.device == examples.device
+            images = self.pixels(examples if on_device else torch.from_numpy(plan.examples[tower]))
         with arithmetic(pipeline.arithmetic):
             images = pipeline.augmentation.train(images, values)
             if plan.size_px:
                 images = resize(images, plan.size_px)
         priors = self.priors if pipeline.balanced else None
-        return Shard(tower, images, self.labels[examples], priors)
+        return Shard(tower, images, self.labels.index_select(0, examples), priors)
 
 
 # a batch spans at most two epochs, unless the dataset is smaller than a batch

@@ -40,9 +40,8 @@ _CIFAR10_CLASSES = (
 )
 _CIFAR_RECORD = np.dtype([("label", np.uint8), ("planes", np.uint8, (3, 32, 32))])
 _NUMERALS = tuple("0123456789")
-_MNIST_VALIDATION = (
-    5_000  # the validation split is this many images from the start of the training files
-)
+# the validation split is this many images from the start of the training files
+_MNIST_VALIDATION = 5_000
 
 
 def load_digits(folder: Path | None) -> dict[str, Dataset]:

@@ -6,13 +6,15 @@ classifies this fold. This is done for as many folds as have 1,000 images togeth
 each class counts as many images as the smallest. A model file holds these answers, so that the
 threshold of confident answers can be derived for any share of right ones.
 
-With multi-label data, all five folds are classified, and each label that is found is an answer
-(`found.py`).
+With multi-label data, all five folds are classified, and each label that is found is an answer. The
+threshold of a class, from which probability on its label is found, is half of the best F1 on these
+images: for calibrated probabilities, no other threshold has a better F1 (Lipton, Elkan and
+Narayanaswamy, 2014, arXiv:1402.1892). The threshold that happens to be the best on these images
+would follow their noise.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -22,16 +24,15 @@ from torch.nn import functional
 from lockstep.config.recipe import BoundRecipe, Recipe
 from lockstep.core.backbone import Backbone
 from lockstep.core.loss import loss_of
+from lockstep.core.multi_label import HALF, counted
 from lockstep.core.state import State
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
-from lockstep.head.found import THRESHOLDS, best_thresholds, thresholds_of
 from lockstep.head.outliers import LEAST_IMAGES, Outliers, divided, every_view
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import progress
 
-Answer = Literal["confident", "unsure", "unfamiliar"]
-
+THRESHOLDS = "multi_label/thresholds"  # in a model file: float32 [classes]
 # In a model file: float32 [n, 3], for each image that was held out its label, the predicted class,
 # and the probability of this class. With multi-label data there is a row for each label that was
 # found; if the image does not have it, the number of classes stands in place of the label.
@@ -46,11 +47,7 @@ _FINE = 2.0**30  # parts of a squared error that count, so that a sum of 2^33 er
 _LEAST = 2 / 3
 
 
-def confidence_tensors(
-    bound: BoundRecipe,
-    state: State,
-    train_set: Dataset,
-) -> dict[str, Tensor]:
+def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> dict[str, Tensor]:
     """Return the tensors that a model file needs to tell confident answers; {} if there are too few
     images, or the head is not linear.
 
@@ -59,9 +56,15 @@ def confidence_tensors(
     """
     if len(train_set) < LEAST_IMAGES or not _is_linear(bound.recipe, state):
         return {}
-    if train_set.multi_label:
-        return _of_multi_label(bound, state, train_set)
     classes = len(train_set.classes)
+    if train_set.multi_label:
+        rows, probabilities = held_out(bound, state, train_set, FOLDS)
+        labels, probabilities = train_set.labels[rows].cpu(), probabilities.cpu()
+        thresholds = best_thresholds(probabilities, labels)
+        images, found = (probabilities >= thresholds).nonzero().unbind(1)
+        own = torch.where(labels[images, found] == 1, found, classes)
+        answers = torch.stack([own.float(), found.float(), probabilities[images, found]], 1)
+        return {THRESHOLDS: thresholds, ANSWERS: answers}
     smallest = int(train_set.labels.bincount(minlength=classes).min())
     folds = -(-_ENOUGH * FOLDS // max(1, classes * smallest))
     rows, probabilities = held_out(bound, state, train_set, min(FOLDS, folds))
@@ -69,17 +72,6 @@ def confidence_tensors(
     labels = train_set.labels[rows].float()
     answers = torch.stack([labels, best.indices.float(), best.values], 1)
     return {ANSWERS: answers.cpu()}
-
-
-def _of_multi_label(bound: BoundRecipe, state: State, train_set: Dataset) -> dict[str, Tensor]:
-    """Return the tensors of `confidence_tensors` with multi-label data."""
-    rows, probabilities = held_out(bound, state, train_set, FOLDS)
-    labels, probabilities = train_set.labels[rows].cpu(), probabilities.cpu()
-    thresholds = best_thresholds(probabilities, labels)
-    images, found = (probabilities >= thresholds).nonzero().unbind(1)
-    own = torch.where(labels[images, found] == 1, found, len(train_set.classes))
-    answers = torch.stack([own.float(), found.float(), probabilities[images, found]], 1)
-    return {THRESHOLDS: thresholds, ANSWERS: answers}
 
 
 def _is_linear(recipe: Recipe, state: State) -> bool:
@@ -116,10 +108,7 @@ def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> Bou
 
 
 def held_out(
-    bound: BoundRecipe,
-    state: State,
-    train_set: Dataset,
-    folds: int,
+    bound: BoundRecipe, state: State, train_set: Dataset, folds: int
 ) -> tuple[Tensor, Tensor]:
     """Classify the images of `folds` fifths of the `train_set`, each with a head that was trained
     without its fifth.
@@ -147,11 +136,7 @@ def held_out(
 
 
 def least_confident(
-    answers: Tensor,
-    classes: int,
-    share: float,
-    balanced: bool,
-    multi_label: bool = False,
+    answers: Tensor, classes: int, share: float, balanced: bool, multi_label: bool = False
 ) -> Tensor:
     """Return the least probability of a confident answer for each predicted class, float64
     [classes].
@@ -187,13 +172,7 @@ def least_confident(
     return least
 
 
-def _least(
-    answers: Tensor,
-    weights: Tensor,
-    share: float,
-    more: float,
-    enough: int = 1,
-) -> float:
+def _least(answers: Tensor, weights: Tensor, share: float, more: float, enough: int = 1) -> float:
     """Return the least probability, `_LEAST` or more, from which on there are `enough` answers, and
     a `share` of them is right; or infinity.
 
@@ -231,40 +210,64 @@ class Confidence:
         classes: int,
         share: float = SHARE,
     ) -> None:
-        """Use the tensors of a model file, from here, head/found.py and head/outliers.py, for
+        """Use the tensors of a model file, from here and head/outliers.py, for
         the features that `backbone` computes. Other tensors do not matter. See `least_confident`.
 
         Raises: ValueError if they are not sound.
         """
         self.share = share
-        self.confident_from = None
+        self.confident_from: list[float] | None = None
         self.outliers = None
         _, known = divided(tensors)
-        self.found_from = thresholds_of(known, classes)
-        known.pop(THRESHOLDS, None)
+        self.found_from = thresholds_of(known.pop(THRESHOLDS, None), classes)
         answers = known.pop(ANSWERS, None)
         if answers is not None:
-            multi_label = recipe.multi_label
             self.confident_from = least_confident(
-                answers, classes, share, recipe.balanced, multi_label
-            )
+                answers, classes, share, recipe.balanced, recipe.multi_label
+            ).tolist()
         if known:
             self.outliers = Outliers(known, backbone.output[0] if backbone else 0)
 
-    def __call__(self, features: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Return for each image and class whether this class is a confident answer, bool [n,
-        classes], and which images are unfamiliar, bool [n]: they have no confident answer. False
-        where the model file cannot tell.
+    def unfamiliar(self, features: Tensor) -> Tensor:
+        """Return which images are unfamiliar, bool [n]: they have no confident answer. False where
+        the model file cannot tell.
 
-        `features` is uint8 [n, 1, views, 4 * D], and `probabilities` float64 [n, classes], both on
-        the CPU.
+        `features` is uint8 [n, 1, views, 4 * D], on the CPU.
         """
-        unfamiliar = torch.zeros(len(features), dtype=torch.bool)
-        if self.outliers is not None:
-            unfamiliar = self.outliers(every_view(features)[:, 0])
-        least = torch.inf if self.confident_from is None else self.confident_from
-        # `least` is the probability of a held-out answer, and these are float32.
-        return (probabilities.float() >= least) & ~unfamiliar[:, None], unfamiliar
+        if self.outliers is None:
+            return torch.zeros(len(features), dtype=torch.bool)
+        return self.outliers(every_view(features)[:, 0])
+
+
+def thresholds_of(thresholds: Tensor | None, classes: int) -> Tensor:
+    """Return the `thresholds` of a model file, float32 [classes]; 0.5 if it has none.
+
+    Raises: ValueError if they are not sound.
+    """
+    if thresholds is None:
+        return torch.full([classes], HALF, dtype=torch.float32)
+    sound = thresholds.dtype == torch.float32 and thresholds.shape == (classes,)
+    if not sound or not ((thresholds >= 0) & (thresholds <= 1)).all():
+        raise ValueError(f"its tensor {THRESHOLDS} is not one probability for each class")
+    return thresholds
+
+
+def best_thresholds(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return the threshold of each class, float32 [classes]; 0.5 for a class without labels.
+
+    `probabilities` is float32 [n, classes], and `labels` uint8 [n, classes].
+    """
+    columns = zip(probabilities.unbind(1), labels.bool().unbind(1), strict=True)
+    return torch.tensor([_half_of_best(*column) for column in columns], dtype=torch.float32)
+
+
+def _half_of_best(probabilities: Tensor, own: Tensor) -> float:
+    """Return half of the best F1 of one class, by `probabilities` [n] and `own`, bool [n]."""
+    total = int(own.sum())
+    if not total:
+        return HALF
+    _, found, right = counted(probabilities.double(), own)
+    return float((2 * right / (found + total).double()).max()) / 2
 
 
 def _fold_of(train_set: Dataset) -> Tensor:
@@ -279,11 +282,7 @@ def _fold_of(train_set: Dataset) -> Tensor:
             content = train_set.pixels(slice(row, row + 1)).cpu().numpy().tobytes()
             numbers.append(number_of.setdefault(content, len(number_of)))
         groups = torch.tensor(numbers)
-    _, first_rows, group_of = np.unique(
-        groups.numpy(),
-        return_index=True,
-        return_inverse=True,
-    )
+    _, first_rows, group_of = np.unique(groups.numpy(), return_index=True, return_inverse=True)
     labels = train_set.labels.cpu().numpy()[first_rows]
     if train_set.multi_label:  # an equal share of the images with the same labels
         labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
@@ -298,11 +297,7 @@ def _fold_of(train_set: Dataset) -> Tensor:
 # in memory. All heads see the batches of the run's plan, and a mask removes each head's held-out
 # fifth from its loss, which a tower cannot do. The update is `State.apply`, as everywhere.
 def _trained(
-    bound: BoundRecipe,
-    state: State,
-    train_set: Dataset,
-    fold_of: Tensor,
-    folds: int,
+    bound: BoundRecipe, state: State, train_set: Dataset, fold_of: Tensor, folds: int
 ) -> State:
     """Return one linear layer with the outputs of `folds` heads one after the other, each trained
     without its fold. All start from zeros.

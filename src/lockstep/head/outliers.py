@@ -50,10 +50,7 @@ def outlier_tensors(train_set: Dataset) -> dict[str, Tensor]:
     scores = _scores(similarities).sort().values
     below = int((len(scores) + 1) * (1 - _SHARE) + 1e-9)
     threshold = scores[max(1, below - 1)].float()
-    return {
-        _REFERENCES: references,
-        _THRESHOLD: threshold,
-    }
+    return {_REFERENCES: references, _THRESHOLD: threshold}
 
 
 def _scores(similarities: Tensor) -> Tensor:
@@ -63,12 +60,8 @@ def _scores(similarities: Tensor) -> Tensor:
 
 def divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Divide the `tensors` of a model file into those of the model, and those of this folder."""
-    of_model = dict[str, Tensor]()
-    of_head = dict[str, Tensor]()
-    for name, tensor in tensors.items():
-        part = of_head if name.startswith((_PREFIX, *_OTHERS)) else of_model
-        part[name] = tensor
-    return of_model, of_head
+    of_head = {name: t for name, t in tensors.items() if name.startswith((_PREFIX, *_OTHERS))}
+    return {name: t for name, t in tensors.items() if name not in of_head}, of_head
 
 
 class Outliers:

@@ -7,6 +7,7 @@ here are called by all processes together.
 
 import json
 import socket
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -78,7 +79,7 @@ def require_equal(replica: Replica, identity: Record) -> None:
         "host": socket.gethostname(),
         "fingerprint": replica.fingerprint,
     }
-    first, *others = [json.loads(text) for text in exchange(json.dumps(this), replica.group)]
+    first, *others = exchange(this, replica.group)
     for process, other in enumerate(others, 1):
         for name in first["identity"] | other["identity"]:
             both = [one["identity"].get(name) for one in (first, other)]
@@ -105,7 +106,7 @@ def _images(replica: Replica, split: str, process: int) -> list[str]:
     images = replica.splits[split]
     examples = zip(images.ids(), images.labels.tolist(), images.names(), strict=True)
     own = {f"{one.hex()} {label}": str(name) for one, label, name in examples}
-    every = [json.loads(text) for text in exchange(json.dumps(own), replica.group)]
+    every = exchange(own, replica.group)
     pair = every[0], every[process]
     return [
         f"{len(one)}, first {next((one[key] for key in one if key not in other), 'none')}"
@@ -166,9 +167,9 @@ def require_equal_states(state: State, group: Group) -> None:
         )
 
 
-def exchange(text: str, group: Group) -> list[str]:
-    """Return every process's `text`, in order of process."""
-    data = text.encode()
+def exchange(value: Any, group: Group) -> list[Any]:
+    """Return every process's `value`, which has a JSON form, in order of process."""
+    data = json.dumps(value).encode()
     longest = int(group.gather(torch.tensor([len(data)])).max())
     padded = torch.tensor(list(data.ljust(longest)), dtype=torch.uint8)
-    return [bytes(row.tolist()).decode().rstrip() for row in group.gather(padded)]
+    return [json.loads(bytes(row.tolist())) for row in group.gather(padded)]

@@ -1,20 +1,24 @@
 """The evaluate job: a checkpoint of a run on a split. It takes no lock, so the run may be training
-meanwhile.
+meanwhile. A CSV file gets what it says of each example, if asked for.
 """
 
+from collections.abc import Iterator
+from pathlib import Path
+
 from lockstep.core.evaluation import Evaluation
+from lockstep.core.loss import probabilities_of
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError, option
-from lockstep.files import Record
+from lockstep.files import Record, deliver
 from lockstep.head.confidence import SHARE, Confidence
 from lockstep.jobs.agreement import require_equal, restore
 from lockstep.jobs.context import Context
-from lockstep.jobs.predictions import write_predictions
-from lockstep.jobs.replica import Replica
+from lockstep.jobs.replica import Replica, read_splits
 from lockstep.jobs.specs import EvaluateSpec
-from lockstep.jobs.splits import read_splits
 from lockstep.messages import logger
+from lockstep.pages import prediction_table
+from lockstep.pages.prediction import prediction_of
 from lockstep.pictures.photos import ALL
 from lockstep.runs import statefile
 from lockstep.runs.provenance import compare, describe_custom_code
@@ -29,7 +33,8 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:
     """
     replica, dataset, record, result = judge(spec, ctx, spec.predictions is not None)
     if spec.predictions is not None and ctx.first:
-        write_predictions(spec, ctx, dataset, result, confidence_of(spec, replica))
+        confidence = confidence_of(spec, replica)
+        write_predictions(spec.predictions, ctx, dataset, result, confidence)
     return record
 
 
@@ -144,3 +149,47 @@ def _differences(spec: EvaluateSpec, replica: Replica, checkpoint: StateFile) ->
     if checkpoint.metadata["data_sha256"].get(spec.split, whole) != whole:
         notes.append(f"the {spec.split} data has changed since training (its sha256 differs)")
     return notes
+
+
+def write_predictions(
+    path: Path, ctx: Context, dataset: Dataset, result: Evaluation, confidence: Confidence | None
+) -> None:
+    """Write what `result` says of each example of `dataset`, in its order, to the file `path`.
+    `confidence` tells which answers are confident; None: this is not known.
+
+    The file is written whole or not at all. Raises: LockstepError.
+    """
+
+    def write(temporary: Path) -> None:
+        with (
+            open(temporary, "w", encoding="utf-8", newline="") as file,
+            ctx.progress("writing the predictions", len(dataset)) as advance,
+        ):
+            for line in _lines(dataset, result, confidence):
+                file.write(f"{line}\n")
+                advance(1)
+
+    deliver(path, write)
+
+
+def _lines(dataset: Dataset, result: Evaluation, confidence: Confidence | None) -> Iterator[str]:
+    """Yield the lines of the file."""
+    assert result.logits is not None
+    classes, multi_label = dataset.classes, dataset.multi_label
+    thresholds = result.multi_label.thresholds if result.multi_label else None
+    yield prediction_table.head(classes, multi_label=multi_label, with_truth=True)
+    for row, (name, logits) in enumerate(zip(dataset.names(), result.logits, strict=True)):
+        probabilities = probabilities_of(logits[None], multi_label)[0]
+        least, unfamiliar = None, False
+        if confidence is not None:
+            least = confidence.confident_from
+            unfamiliar = bool(confidence.unfamiliar(dataset.pixels(slice(row, row + 1)).cpu()))
+        prediction = prediction_of(name, probabilities, classes, 1, thresholds, least, unfamiliar)
+        yield prediction_table.row(prediction, classes, labels_of(dataset, row))
+
+
+def labels_of(images: Dataset, row: int) -> list[str]:
+    """Return the names of the labels of an example."""
+    label = images.labels[row]
+    numbers = label.nonzero()[:, 0].tolist() if images.multi_label else [int(label)]
+    return [images.classes[number] for number in numbers]

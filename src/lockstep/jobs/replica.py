@@ -1,30 +1,34 @@
-"""Replica: one process's data, model and state. All processes of a run hold the same."""
+"""Replica: one process's data, model and state. All processes of a run hold the same. `read_splits`
+reads the images of a recipe from wherever its dataset is.
+"""
 
 from collections.abc import Callable, Generator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from lockstep import files, hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.core.captured import obstacle
-from lockstep.core.evaluation import Evaluation, Progress, evaluate
-from lockstep.core.loop import Observer, updates
+from lockstep.core.captured import Captured, obstacle
+from lockstep.core.evaluation import Evaluation, Progress, classify, evaluate
+from lockstep.core.loop import updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, classifier_weights
+from lockstep.core.steps import Observer
 from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
-from lockstep.data import IMAGE_FOLDER
+from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, folder
 from lockstep.data.dataset import Dataset, first_other_class
+from lockstep.data.fetch import ensure
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record
 from lockstep.head import confidence, outliers
 from lockstep.head.features import features_key, features_of
 from lockstep.jobs.context import Context
-from lockstep.jobs.splits import read_splits, splits_of
 from lockstep.jobs.weights import InitialWeights, load_initial_weights
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import logger
@@ -32,7 +36,10 @@ from lockstep.pictures.decode import decoder_versions
 from lockstep.pictures.examples import Examples
 from lockstep.runs.provenance import fingerprint, imported_code, sources
 from lockstep.runs.statefile import FROZEN_FILE
+from lockstep.schema import load_object
 from lockstep.text import listed
+
+_VALIDATION = ("validation", "val", "valid")  # names in data of the user's own
 
 
 class Replica:
@@ -158,15 +165,21 @@ class Replica:
     @cached_property
     def tower(self) -> Tower:
         """What computes the towers of this process, one by one."""
-        on_gpu = self.device.type == "cuda"
-        return Tower(self.bound, self.network, as_graph=on_gpu and self.without_graphs is None)
+        return Tower(self.bound, self.network)
+
+    @cached_property
+    def _chunks(self) -> Captured | None:
+        """What classifies the chunks of an evaluation as CUDA graphs, or None."""
+        if self.device.type == "cpu" or self.without_graphs:
+            return None
+        return Captured("evaluations", partial(classify, self.recipe), exact=self.recipe.exact)
 
     @property
     def without_graphs(self) -> str | None:
-        """Why towers on a GPU are computed kernel by kernel, in words; None if as CUDA graphs."""
+        """Why a GPU computes kernel by kernel, in words; None if it does by CUDA graphs."""
         if not self.placement.graphs:
             return f"the option {option('graphs', False)}"
-        return obstacle(self.recipe, self.network.module)
+        return obstacle(self.recipe)
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
         """Return a split, or `examples` of it at even distances, on the device; for a recipe with
@@ -203,11 +216,26 @@ class Replica:
         return dataset.to(self.device)
 
     def updates(
-        self, log: Observer, *, poll_requests: Callable[[], Requests] = Requests
+        self,
+        log: Observer,
+        *,
+        poll_requests: Callable[[], Requests] = Requests,
+        boundary: Callable[[int], bool] = lambda updates: True,
     ) -> Generator[Requests]:
-        """Train the state to the last step, as `core.loop.updates`."""
+        """Train the state to the last step, as `core.loop.updates`. All processes call this
+        together.
+        """
+        obstacles = self.device.type == "cpu" or obstacle(self.recipe)
         return updates(
-            self.train_set, self.tower, self.reduction, self.state, log, poll_requests=poll_requests
+            self.train_set,
+            self.tower,
+            self.reduction,
+            self.state,
+            log,
+            poll_requests=poll_requests,
+            boundary=boundary,
+            ahead=not self.group.gather(torch.tensor([int(bool(obstacles))])).any(),
+            as_graph=self.placement.graphs,
         )
 
     def evaluate(
@@ -220,7 +248,14 @@ class Replica:
         """Evaluate the "ema" or "raw" weights."""
         parameters = self.state.parameters_of(weights)
         return evaluate(
-            self.network, parameters, self.state.buffers, dataset, self.group, progress, keep_logits
+            self.network,
+            parameters,
+            self.state.buffers,
+            dataset,
+            self.group,
+            progress,
+            keep_logits,
+            self._chunks,
         )
 
     def evaluate_all(self, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
@@ -296,3 +331,75 @@ class Replica:
             "recipe": recipe.model_dump(mode="json"),
             "weights_sha256": state.weights_sha256(),
         }
+
+
+def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
+    """Return `splits`, with "held-out", a part of "train", if the recipe holds out training images.
+    Without a "test", the validation images are the test images too, as in a folder.
+
+    Raises: LockstepError unless there is the split on which a run is evaluated.
+    """
+    train_set, name = splits["train"], recipe.evaluated_split
+    if train_set.multi_label != recipe.multi_label:
+        found = "any number of labels" if train_set.multi_label else "one label each"
+        remedy = option("multi_label", train_set.multi_label)
+        if train_set.multi_label and (train_set.labels.sum(1) == 1).all():
+            remedy += ", or labels.argmax(1), as each image has exactly one"
+        raise LockstepError(
+            f"the images of dataset {recipe.dataset} have {found}, and the recipe has "
+            f"multi_label={recipe.multi_label}: give {remedy}",
+            DATA,
+        )
+    if name in splits:
+        return splits
+    other = next((each for each in _VALIDATION if each in splits), None)
+    if name == "test" and other:
+        logger.warning("there is no test split, so the validation images also serve as test images")
+        return {**splits, "test": splits[other]}
+    if recipe.held_out >= len(train_set):
+        raise LockstepError(
+            f"held_out: got {recipe.held_out}: the training set has {len(train_set)} images, so 0 "
+            f"to {len(train_set) - 1} are allowed"
+        )
+    if recipe.held_out:
+        kept, held = train_set.held_out(recipe.held_out)
+        return {**splits, "train": kept, "held-out": held}
+    raise LockstepError(
+        f"dataset {recipe.dataset} has no {name} split, on which the run is evaluated: its splits "
+        f"are {', '.join(splits)}. Add it, or hold out training images, as in "
+        f"{option('settings', f'held_out={len(train_set) // 10}')}"
+    )
+
+
+def read_splits(
+    recipe: Recipe,
+    placement: Placement,
+    classes: Sequence[str] | None = None,
+    surveyed: Examples | None = None,
+) -> dict[str, Dataset]:
+    """Return the splits of the recipe's dataset, by name, on the CPU. A dataset that is missing is
+    downloaded.
+
+    With `classes`, all images of a folder are one split, see `survey_folder`. `surveyed` are
+    the examples of a folder, if it has been surveyed for this recipe.
+    """
+    try:
+        if recipe.dataset == IMAGE_FOLDER:
+            if surveyed is None:
+                surveyed = recipe.survey(placement.data, classes).require_sound().examples()
+            return folder.load(surveyed, recipe.decoding)
+        if recipe.dataset == MEMORY:
+            assert recipe.dataset_sha256 is not None
+            if placement.data is not None:
+                raise LockstepError(
+                    f"{option('data', placement.data)}: the dataset was given as data=, so leave "
+                    f"it out"
+                )
+            return arrays.load_stored(recipe.dataset_sha256)
+        if "dataset" in recipe.custom_code:
+            return arrays.load_function(recipe.dataset, placement.data, recipe.image_px)
+        ensure(recipe.dataset, placement.data)
+        splits: dict[str, Dataset] = load_object(DATASETS[recipe.dataset])(placement.data)
+        return splits
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None

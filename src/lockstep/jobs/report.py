@@ -2,6 +2,7 @@
 mistakes.
 """
 
+import torch
 from torch import Tensor
 
 from lockstep.core.evaluation import predicted
@@ -9,8 +10,7 @@ from lockstep.core.loss import probabilities_of
 from lockstep.files import Record
 from lockstep.head.activation import class_activation_map
 from lockstep.jobs.context import Context
-from lockstep.jobs.evaluate import confidence_of, judge
-from lockstep.jobs.predictions import labels_of, used_thresholds
+from lockstep.jobs.evaluate import confidence_of, judge, labels_of
 from lockstep.jobs.result import confident_answers
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address
@@ -35,7 +35,8 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     logits = result.logits
     if not ctx.first or logits is None:
         return None
-    labels, thresholds = dataset.labels.cpu(), used_thresholds(result)
+    labels = dataset.labels.cpu()
+    thresholds = result.multi_label.thresholds if result.multi_label else None
     probabilities = probabilities_of(logits, spec.recipe.multi_label)
     counted = probabilities.nan_to_num(0.0)  # Where the logits are not finite, no class has any.
     images = replica.splits[spec.split]
@@ -48,7 +49,7 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     else:
         own = labels.bool()
         judged, right = counted.flatten(), own.flatten()
-        wrong = (probabilities >= thresholds) != own
+        wrong = (probabilities >= torch.tensor(thresholds)) != own
         certainty = (counted - own.double()).abs().masked_fill(~wrong, -1.0).amax(1)
     mistakes = certainty.argsort(descending=True, stable=True)[: int((certainty >= 0).sum())]
 

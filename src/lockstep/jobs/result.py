@@ -124,17 +124,27 @@ class Result:
         """Return the fields of result.json that recipe and data decide. `lockstep verify` computes
         them again.
         """
-        replica, recipe = self.replica, self.replica.recipe
+        replica, recipe, best = self.replica, self.replica.recipe, self.best
+        every = self.evaluations.items()
+        found = {
+            "accuracy": {"ema": None} | {kind: each.accuracy for kind, each in every},
+            "accuracy_interval": wilson_interval(best.correct, best.examples),
+            "accuracy_without_augmentation": best.summary().get("accuracy_without_augmentation"),
+            "confident": self.confident,
+        }
+        if best.multi_label:
+            classes = best.multi_label.by_class(replica.splits["train"].classes)
+            found |= {**best.multi_label.summary(), "classes": classes}
         return {
             "recipe": recipe.name,
             "digest": recipe.digest(),
             "weights_sha256": replica.state.weights_sha256(),
             "steps": replica.state.step,
             "examples": replica.state.step * recipe.batch,
-            **scores(self.evaluations, self.confident, replica.splits["train"].classes),
+            **{name: value for name, value in found.items() if value is not None},
             "warnings": self.warnings(),
             "left_out": [*recipe.left_out],
-            "loss": {kind: result.loss for kind, result in self.evaluations.items()},
+            "loss": {kind: each.loss for kind, each in every},
         }
 
     def record(self, log: Log, run: RunFolder, started: float, mixed: bool) -> Record:
@@ -215,24 +225,6 @@ class Result:
         return [*lines, ("next", f"{judge}   or   {use}")]
 
 
-def scores(
-    evaluations: Mapping[str, Evaluation], confident: Record | None, classes: tuple[str, ...]
-) -> Record:
-    """Return what result.json has of `evaluations`, and `confident` of them: all that the weights
-    decide.
-    """
-    best = next(iter(evaluations.values()))
-    found = {
-        "accuracy": {"ema": None} | {kind: each.accuracy for kind, each in evaluations.items()},
-        "accuracy_interval": wilson_interval(best.correct, best.examples),
-        "accuracy_without_augmentation": best.summary().get("accuracy_without_augmentation"),
-        "confident": confident,
-    }
-    if best.multi_label:
-        found |= {**best.multi_label.summary(), "classes": best.multi_label.by_class(classes)}
-    return {name: value for name, value in found.items() if value is not None}
-
-
 def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool, device: str) -> str:
     """Return, in words, which runs have the SHA-256 of these weights."""
     if mixed_arithmetic:
@@ -247,29 +239,29 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool, device: str) -> str:
 
 
 def judged(
-    replica: Replica, evaluations: dict[str, Evaluation], model: Mapping[str, Tensor]
-) -> tuple[dict[str, Evaluation], Record | None]:
-    """Return `evaluations` as the file of the classifier answers, whose tensors `model` has, and
-    what `confident_answers` returns.
+    replica: Replica,
+    evaluations: dict[str, Evaluation],
+    model: Mapping[str, Tensor],
+    memory: list[int],
+) -> Result:
+    """Return the result of the `evaluations` as the file of the classifier answers, whose tensors
+    `model` has.
 
     With multi-label data, the file has its own least probability of a label that is found.
     """
     recipe, test_set = replica.recipe, replica.test_set
     kind, best = next(iter(evaluations.items()))
-    confidence = Confidence(model, recipe, replica.backbone, len(test_set.classes))
+    confidence, confident = Confidence(model, recipe, replica.backbone, len(test_set.classes)), None
     if best.multi_label:
-        found = best.at(confidence.found_from, test_set.labels)
-        evaluations = evaluations | {kind: found}
-    if best.logits is None:
-        return evaluations, None
-    probabilities = probabilities_of(best.logits, test_set.multi_label)
-    return evaluations, confident_answers(confidence, test_set, probabilities)
+        evaluations = evaluations | {kind: best.at(confidence.found_from, test_set.labels)}
+    if best.logits is not None:
+        probabilities = probabilities_of(best.logits, test_set.multi_label)
+        confident = confident_answers(confidence, test_set, probabilities)
+    return Result(replica, evaluations, confident, memory)
 
 
 def confident_answers(
-    confidence: Confidence,
-    dataset: Dataset,
-    probabilities: Tensor,
+    confidence: Confidence, dataset: Dataset, probabilities: Tensor
 ) -> Record | None:
     """Return how many answers on `dataset` are confident and right; None if the model file cannot
     tell. With multi-label data, each label that is found is an answer.
@@ -282,7 +274,9 @@ def confident_answers(
     if confidence.confident_from is None:
         return None
     classes, own = len(dataset.classes), dataset.labels.cpu()
-    confident, _ = confidence(dataset.pixels(slice(None)).cpu(), probabilities)
+    least = torch.tensor(confidence.confident_from, dtype=torch.float64)
+    unfamiliar = confidence.unfamiliar(dataset.pixels(slice(None)).cpu())
+    confident = (probabilities.float() >= least) & ~unfamiliar[:, None]
     if dataset.multi_label:
         answers = probabilities >= confidence.found_from
     else:
@@ -295,6 +289,6 @@ def confident_answers(
         "right": right,
         "coverage": count / every if every else None,
         "accuracy": right / count if count else None,
-        "least": sorted({least for least in confidence.confident_from.tolist() if least <= 1}),
-        "never": int((confidence.confident_from > 1).sum()),
+        "least": sorted({each for each in confidence.confident_from if each <= 1}),
+        "never": int((least > 1).sum()),
     }

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 import torch
 
 from lockstep.core.evaluation import Evaluation
+from lockstep.core.vector import Requests
 from lockstep.errors import SIGNAL_BASE
 from lockstep.files import Record
 from lockstep.hardware import peak_memory_bytes
@@ -58,7 +59,12 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
 
         # A program that ended between saving and evaluating has left an evaluation to do.
         evaluations = _evaluate_if_due(replica, writer, ctx)
-        for requested in replica.updates(writer.log, poll_requests=writer.poll):
+        updates = replica.updates(
+            writer.log,
+            poll_requests=writer.poll,
+            boundary=lambda step: writer.policy.should_save(step, Requests()),
+        )
+        for requested in updates:
             writer.stepped()
             if writer.policy.should_save(replica.state.step, requested):
                 writer.save()

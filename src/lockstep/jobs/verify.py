@@ -13,14 +13,14 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.core.evaluation import Evaluation
-from lockstep.core.loop import Observer
 from lockstep.core.state import NamedTensors
+from lockstep.core.steps import Observer
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record, finite
 from lockstep.jobs.agreement import require_agreement, restore
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.result import STATED, Result, judged
+from lockstep.jobs.result import STATED, judged
 from lockstep.jobs.specs import VerifySpec
 from lockstep.messages import logger
 from lockstep.runs import statefile
@@ -49,13 +49,7 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     parts = json.loads(ctx.group.broadcast(json.dumps(parts).encode()))
     compared = list[Record]()
     for begin, end in parts:
-        loaded = _restore(run, replica, ctx, begin)
-        rows = _replay(run, replica, ctx, loaded, end)
-        if ctx.first and end not in (loaded, *(row["step"] for row in rows)):
-            raise LockstepError(
-                f"the recorded state after {end} steps cannot be read, so it was not compared", DATA
-            )
-        compared += [row for row in rows if row not in compared]
+        compared += [row for row in _replay(run, replica, ctx, begin, end) if row not in compared]
     if not ctx.first:
         return None
     differences = [row for row in compared if row["recorded"] != row["replayed"]]
@@ -126,35 +120,6 @@ def replayed(run: Run, start: int | None) -> tuple[int, int]:
     return begin, end
 
 
-def _restore(run: Run, replica: Replica, ctx: Context, begin: int) -> int | None:
-    """Load the checkpoint after `begin` updates, or make the initial state if it follows from the
-    recipe. Return the step of the checkpoint, None in the other case, in process 0.
-
-    The initial state follows from the recipe, unless it comes from a file of weights that is not
-    here. All processes call this together.
-    """
-    sha256, checkpoint = replica.recipe.init_sha256, None
-    known = _knows_initial(replica)
-    if ctx.first and (begin or (not known and 0 in run.steps)):
-        checkpoint = run.load(begin)
-    initial = replica.state.state_dict()
-    if checkpoint and not begin:
-        logger.warning(
-            f"the run starts from weights (init_sha256 {sha256}), whose file is not here: the "
-            f"initial state is not compared. Give the file as {option('init')}"
-        )
-    if checkpoint and known and different(*map(_frozen, (checkpoint.tensors, initial))):
-        raise LockstepError(
-            f"{checkpoint.path} has other layers before its head than the weights that the run "
-            f"starts from: restore its own frozen.safetensors",
-            DATA,
-        )
-    # A slot that the checkpoint lacks is empty, as in the run.
-    replica.state.optimizer.state.clear()
-    restore(replica, checkpoint)
-    return begin if checkpoint else None
-
-
 def _knows_initial(replica: Replica) -> bool:
     return replica.recipe.init_sha256 is None or replica.initial_weights is not None
 
@@ -164,13 +129,33 @@ def _frozen(tensors: NamedTensors) -> NamedTensors:
     return {name: tensor for name, tensor in tensors.items() if name.startswith(FROZEN)}
 
 
-def _replay(run: Run, replica: Replica, ctx: Context, loaded: int | None, end: int) -> list[Record]:
-    """Compute the steps up to `end`. Return, in process 0, what is recorded of each state beside
-    the same of the replayed one. All processes call this together.
+def _replay(run: Run, replica: Replica, ctx: Context, begin: int, end: int) -> list[Record]:
+    """Compute the steps from the state after `begin` updates up to `end`. Return, in process 0,
+    what is recorded of each state beside the same of the replayed one. All processes call this
+    together.
 
-    `loaded` is the step of the checkpoint that the replay starts from, if any.
+    It starts from the checkpoint after `begin` updates, or from the initial state. That follows
+    from the recipe, unless it comes from a file of weights that is not here.
     """
-    state, rows = replica.state, list[Record]()
+    state, rows, checkpoint = replica.state, list[Record](), None
+    known = _knows_initial(replica)
+    if ctx.first and (begin or (not known and 0 in run.steps)):
+        checkpoint = run.load(begin)
+    if checkpoint and not begin:
+        logger.warning(
+            f"the run starts from weights (init_sha256 {replica.recipe.init_sha256}), whose file "
+            f"is not here: the initial state is not compared. Give the file as {option('init')}"
+        )
+    if checkpoint and known and different(*map(_frozen, (checkpoint.tensors, state.state_dict()))):
+        raise LockstepError(
+            f"{checkpoint.path} has other layers before its head than the weights that the run "
+            f"starts from: restore its own frozen.safetensors",
+            DATA,
+        )
+    # A slot that the checkpoint lacks is empty, as in the run.
+    state.optimizer.state.clear()
+    restore(replica, checkpoint)
+    loaded = begin if checkpoint else None
     updates = replica.updates(Observer(ctx.monitor))
     with ctx.progress("replaying steps", end - state.step + 1) as advance:
         for _ in chain([None], updates):
@@ -185,6 +170,10 @@ def _replay(run: Run, replica: Replica, ctx: Context, loaded: int | None, end: i
         evaluations = replica.evaluate_all()
         if ctx.first:
             rows += _of_result(run, replica, evaluations)
+    if ctx.first and end not in (loaded, *(row["step"] for row in rows)):
+        raise LockstepError(
+            f"the recorded state after {end} steps cannot be read, so it was not compared", DATA
+        )
     return rows
 
 
@@ -231,7 +220,7 @@ def _of_result(run: Run, replica: Replica, evaluations: dict[str, Evaluation]) -
     """
     result, step = run.result() or {}, replica.state.step
     tensors, metadata = replica.model_file()
-    found = finite(Result(replica, *judged(replica, evaluations, tensors), []).decided())
+    found = finite(judged(replica, evaluations, tensors, []).decided())
     found["loss"]["train"] = result.get("loss", {}).get("train")
     stated = ["loss.train", *(name for name in STATED.split() if name in result)]
     if last := statefile.metadata_if_valid(run.checkpoints / file_name(step)):

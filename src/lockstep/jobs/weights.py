@@ -1,27 +1,35 @@
-"""The weights that a run starts from: which file `--init` names, and which of its tensors a model
-takes.
+"""The weights that a run starts from: which file `--init` or a network names, and which of its
+tensors a model takes.
 
-Finding the file needs no torch, because its SHA-256 is part of the recipe. No code in a file is
-executed.
+Files of timm, and those that a URL names, are kept in the user's cache, by their SHA-256. Finding a
+file needs no torch, because its SHA-256 is part of the recipe; only what downloads or converts one
+imports the network's libraries. No code in a file is executed.
 """
 
 import hashlib
 import io
+import json
+import re
 import warnings
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep import files
+from lockstep import files, models
 from lockstep.config.recipe import Recipe
+from lockstep.data.catalog import Archive
+from lockstep.data.fetch import fetch_file
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
-from lockstep.jobs.kept import kept
+from lockstep.messages import logger
 from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.runs import statefile
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import SUFFIX
+from lockstep.schema import Changes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
 PACKAGED = {settings["init_sha256"]: name for name, settings in PACKAGED_NETWORKS.items()}
 _SHOWN = 6  # names or tensors of each kind in a message
 _COUNTER = "num_batches_tracked"  # counts the batches of this run, so it is not loaded
+# folder, file and SHA-256
+_URL = re.compile(r"(https://[^\s#]+/)([^/\s#]+(?<!\.tar\.gz))#sha256=([0-9a-f]{64})")
 
 
 class WeightsFile(NamedTuple):
@@ -81,6 +91,79 @@ def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
             ENVIRONMENT,
         )
     return None
+
+
+def folder() -> Path:
+    """Return the folder of kept weights."""
+    return files.cached("weights")
+
+
+def kept(sha256: str | None) -> Path | None:
+    """Return the kept file of this SHA-256, or None. One that has changed since is deleted."""
+    path = next(folder().glob(f"{sha256}.*"), None) if sha256 else None
+    if path is None or files.sha256(path) == sha256:
+        return path
+    logger.warning(f"{path} is damaged, so it is deleted")
+    path.unlink(missing_ok=True)
+    return None
+
+
+def downloaded(url: str) -> Path:
+    """Return the file of weights that `https://...#sha256=HEX` names. It is downloaded once.
+
+    Raises: LockstepError if the URL has another form, or the download fails.
+    """
+    parts = _URL.fullmatch(url)
+    if parts is None:
+        raise LockstepError(
+            f"{option('init', url)}: give https://.../FILE#sha256=HEX, with the 64 digits of the "
+            f"file's SHA-256, or download the file and give its path"
+        )
+    base, name, sha256 = parts.groups()
+    if found := kept(sha256):
+        return found
+    suffix = Path(name.partition("?")[0]).suffix or ".pt"  # `kept` looks for a suffix
+    path = folder() / f"{sha256}{suffix}"
+    fetch_file(Archive(name, (base,), 0, sha256), path)
+    return path
+
+
+def settings_key(name: str, image_px: int | None) -> str:
+    """Return the key of the settings of timm's network `name` for images of `image_px`."""
+    release = ""
+    with suppress(PackageNotFoundError):
+        release = version("timm")
+    source = files.sha256(Path(models.__file__).with_name("from_timm.py"))
+    return files.cache_key("timm", name=name, image_px=image_px, timm=release, source=source)
+
+
+def settings_of_timm(name: str, image_px: int | None, with_weights: bool) -> Changes:
+    """Return the settings that go with timm's network `name`: what its configuration says, and with
+    `with_weights` the SHA-256 of its trained weights, which are then kept.
+
+    The key "licence" is that of the weights, in words. A later call needs no network.
+    Raises: LockstepError.
+    """
+    index = folder() / f"{settings_key(name, image_px)}.json"
+    if with_weights:
+        # One that is damaged is written again.
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            known: Changes = files.read_json(index)
+            if kept(known["init_sha256"]):
+                return known
+    from safetensors.torch import save
+
+    from lockstep.models.from_timm import describe, trained_tensors
+
+    settings = describe(name, image_px)
+    if with_weights:
+        data = save(trained_tensors(name, settings))
+        sha256 = hashlib.sha256(data).hexdigest()
+        folder().mkdir(parents=True, exist_ok=True)
+        files.deliver(folder() / f"{sha256}{SUFFIX}", data)
+        settings["init_sha256"] = sha256
+        files.deliver(index, json.dumps(settings).encode())
+    return settings
 
 
 class InitialWeights(NamedTuple):

@@ -72,7 +72,8 @@ def conv(
     )
 
 
-def _is_native_on_gpu(x: Tensor) -> bool:
+def is_native_on_gpu(x: Tensor) -> bool:
+    """Return whether a GPU computes with `x` in native arithmetic."""
     return x.device.type != "cpu" and not portable.is_active()
 
 
@@ -89,7 +90,7 @@ def _computed(
     Here the device decides, for the forward and the backward pass: a kernel for GPUs is one more
     branch.
     """
-    if reference.is_used() or (epilogue.is_plain_on_gpu and _is_native_on_gpu(x)):
+    if reference.is_used() or (epilogue.is_plain_on_gpu and is_native_on_gpu(x)):
         return plain()
     if torch.is_grad_enabled():
         return _Chunks.apply(x, weight, bias, padding, epilogue)  # type: ignore[no-untyped-call, no-any-return]
@@ -105,10 +106,15 @@ def _forward(
     """Return the result for the images `x`, computed in chunks. Append to `saved` what the backward
     pass needs.
     """
-    result = _empty(x, epilogue.shape(convolution.shape))
+    if is_native_on_gpu(x) and epilogue.keeps_shape:  # One chunk, whose output is the result.
+        result, _ = convolved = convolution.forward(x, None)
+    else:
+        result, convolved = _empty(x, epilogue.shape(convolution.shape)), None
     images = convolution.images
     for part, out in zip(torch.split(x, images), torch.split(result, images), strict=True):
-        y, conv_saved = convolution.forward(part, out if epilogue.keeps_shape else None)
+        y, conv_saved = convolved or convolution.forward(
+            part, out if epilogue.keeps_shape else None
+        )
         epilogue_saved = epilogue.forward(y, out)
         if saved is not None:
             saved.append((conv_saved, epilogue_saved))
@@ -140,7 +146,8 @@ class _Chunks(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         convolution = ctx.convolution
         needs_input_grad = ctx.needs_input_grad[0]
-        grad_input = _empty(gradient, ctx.shape) if needs_input_grad else None
+        is_whole = is_native_on_gpu(gradient)  # in one chunk
+        grad_input = _empty(gradient, ctx.shape) if needs_input_grad and not is_whole else None
         wholes = gradient, *ctx.saved_tensors
         chunks = zip(*(torch.split(whole, convolution.images) for whole in wholes), strict=True)
         first = 0
@@ -150,7 +157,7 @@ class _Chunks(torch.autograd.Function):
             if grad_input is not None:
                 grad_input[first : first + len(part)] = part
                 first += len(part)
-        return grad_input, *convolution.gradients(), None, None
+        return part if is_whole else grad_input, *convolution.gradients(), None, None
 
 
 class _Epilogue:
@@ -332,7 +339,7 @@ class _Convolution:
         self._winograd = Winograd(x.shape, weight, padding) if applies(x, weight) else None
         if self._winograd:
             self.images = self._winograd.images
-        elif _is_native_on_gpu(x):
+        elif is_native_on_gpu(x):
             self.images = len(x)
         else:
             self.images = max(1, _CHUNK_BYTES // (2 * prod(self.shape)))
@@ -363,10 +370,11 @@ class _Convolution:
             grad_input, others = self._plain_backward(
                 gradient, self._padded(saved), needs_input_grad
             )
-        if not self._sums:
-            self._sums = [t.to(torch.promote_types(t.dtype, torch.float32)) for t in others]
-        else:
+        if self._sums:
+            self._sums = [t.to(torch.promote_types(t.dtype, torch.float32)) for t in self._sums]
             torch._foreach_add_(self._sums, others)
+        else:
+            self._sums = others
         return grad_input
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:

@@ -2,11 +2,14 @@
 
 Why: torch's own function pads, squares, pools and raises to a power.
 Gain: on a CPU, torch's takes more than three times as long as the whole network of the tutorial.
-Here the sum over neighbouring channels is a 1x1 convolution by a band matrix.
+Here the sum over neighbouring channels is a 1x1 convolution by a band matrix. On a GPU with Triton,
+one kernel computes all forwards and one backwards (local_response_gpu.py).
 Exact: the gradient is that of the formula, see `_LocalResponse`. In portable arithmetic the sum is
 one of integers. Source: Krizhevsky et al. (2012), section 3.3.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +18,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lockstep.kernels import portable, reference
+from lockstep.kernels.fused import is_native_on_gpu
+from lockstep.messages import logger
 
+_MOST_CHANNELS = 64  # of Triton's kernel, which holds the weights of all pairs of channels
 # a power of two, so that dividing by it and multiplying by its square rounds nothing
 _HALF_SCALE = 64.0
 
@@ -30,7 +36,34 @@ def local_response(x: Tensor, band: Tensor) -> Tensor:
         return reference.local_response(x, band)
     if torch.is_grad_enabled():
         return _LocalResponse.apply(x, band)  # type: ignore[no-untyped-call, no-any-return]
+    if fused := _fused(x):
+        return fused(x, band)
     return x * _divisor_and_scale(x, band)[1]
+
+
+def _fused(x: Tensor) -> Callable[..., Tensor] | None:
+    """Return the kernel for a GPU that has one."""
+    fits = x.shape[1] <= _MOST_CHANNELS and is_native_on_gpu(x)
+    return _checked(x.device) if fits else None
+
+
+@cache
+def _checked(device: torch.device) -> Callable[..., Tensor] | None:
+    """Return the kernel of Triton, if it is right on a small example; None without Triton."""
+    x = torch.linspace(-9.0, 9.0, 490, device=device).view(2, 5, 7, 7)
+    band = torch.ones(5, 5, 1, 1, device=device).tril(1)
+    try:
+        from lockstep.kernels.local_response_gpu import local_response
+
+        found, expected = local_response(x, band), reference.local_response(x, band)
+        if not torch.allclose(found, expected, atol=1e-4):
+            raise RuntimeError("wrong results")
+    except ImportError:
+        return None
+    except Exception as error:  # as without a compiler of C
+        logger.warning(f"torch computes local response norms, because Triton fails: {error}")
+        return None
+    return local_response
 
 
 def _divisor_and_scale(x: Tensor, band: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,6 +96,10 @@ class _LocalResponse(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, band: Tensor) -> Tensor:
+        ctx.fused = _fused(x)
+        if ctx.fused:
+            ctx.save_for_backward(x, band)
+            return ctx.fused(x, band)  # type: ignore[no-any-return]
         divisor, scale = _divisor_and_scale(x, band)
         y = x * scale
         ctx.save_for_backward(x, scale, torch.div(y, divisor, out=divisor), band)
@@ -71,6 +108,8 @@ class _LocalResponse(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if ctx.fused:
+            return ctx.fused(*ctx.saved_tensors, gradient), None
         x, scale, ratio, band = ctx.saved_tensors
         shared = _neighbours(gradient * ratio, band)
         return (gradient * scale).addcmul_(x, shared, value=-1.5), None

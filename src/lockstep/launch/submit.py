@@ -23,9 +23,8 @@ from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError, option
 from lockstep.files import NOTED, Record, noted
 from lockstep.jobs.specs import Output, Spec
-from lockstep.launch.relay import Relay
 from lockstep.launch.signals import handled_by
-from lockstep.launch.supervisor import Outcome as Outcome, Supervisor, begun, stopped
+from lockstep.launch.supervisor import Outcome as Outcome, Relay, Supervisor, begun, stopped
 from lockstep.launch.world import RENDEZVOUS, SERVED, World
 from lockstep.messages import LoggedLines, logger
 from lockstep.text import plural, size
@@ -153,16 +152,21 @@ def _temporary_folder(processes: int) -> Iterator[Path]:
 
 def _inline(spec: Spec, output: Output) -> Outcome:
     numerics.prepare(spec.recipe.threads_per_tower)  # before anything imports torch
+    import torch
+
     from lockstep.jobs.context import Context
-    from lockstep.launch.modes import plain
     from lockstep.launch.worker import run_worker
 
     received: Record = {}
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # the usual one; it belongs to the whole process
     try:
-        with plain():
+        with numerics.without_modes():
             record, code = run_worker(spec, World(), Context(output, send=received.__setitem__))
     except SystemExit as left:
         code = int(left.code or 0)
+    finally:
+        torch.set_default_dtype(dtype)
     if code:
         return stopped(spec, code - SIGNAL_BASE, received.get, output.quiet)
     return Outcome(record, run=begun(spec, received.get))

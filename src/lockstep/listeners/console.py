@@ -18,7 +18,7 @@ from rich.table import Column
 
 from lockstep.errors import printable
 from lockstep.files import discard
-from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent
 
 _BAR = 12  # columns of the bar
 _WEIGHTS = {"ema": " with averaged weights", "raw": " with the weights of the last step"}
@@ -53,7 +53,7 @@ class Plain(Listener):
         self._evaluated: tuple[int, str] | None = None  # step and split
         self._shown = 0.0  # when its evaluation began, or its progress was printed last
 
-    def step(self, event: StepEvent, tensors: Tensors) -> None:
+    def step(self, event: StepEvent) -> None:
         """Print a line in the shape of TensorFlow's tutorial, and then what it does not say."""
         self._steps = event.steps
         rate = (
@@ -134,7 +134,7 @@ class Live(Plain):
         self._progress = Progress(bar, text, console=console, auto_refresh=False, transient=True)
         self._task = self._progress.add_task("", total=1.0, text="")
 
-    def step(self, event: StepEvent, tensors: Tensors) -> None:
+    def step(self, event: StepEvent) -> None:
         """Redraw the line, the most important parts first. The ETA is by the latest steps."""
         self._steps = event.steps
         done = event.step + 1

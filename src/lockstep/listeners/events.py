@@ -64,8 +64,8 @@ class EvaluationEvent:
 
 
 class Tensors(NamedTuple):
-    """Parameters of a step, keyed by name. Tensors are float32, and valid only during the
-    callback.
+    """Parameters of a step, keyed by name. Tensors are float32 and on the device, and valid only
+    during the callback.
     """
 
     weights: Mapping[str, "Tensor"]  # the parameters before the update
@@ -77,22 +77,31 @@ class Listener:
     """A report that receives the events of a run. Every method is a no-op: a subclass overrides
     what it needs.
 
+    observes: whether `computed` and `updated` take the tensors of a step that is due. On a GPU such
+        a step runs kernel by kernel, because a CUDA graph hides its tensors.
     every: steps between two step events. None is for a display that shows what is new every
     `every_s` seconds of training, and the first and the last step.
     """
 
+    observes = False
     every: int | None = None
     every_s: float = 0.0
 
     def begin(self, step: int) -> None:
         """Prepare for `step`: it is about to be computed, and its event will follow."""
 
-    def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """Receive a computed step, before its update."""
+    def computed(self, step: int, tensors: Tensors) -> None:
+        """Receive parameters and gradients before the update of `step`.
+
+        On a GPU, queue work with them, and read its results in `step`: then nothing waits.
+        """
 
     def updated(self, step: int, weights: Mapping[str, "Tensor"]) -> None:
-        """Receive the parameters after `step`, float32 and keyed by name. They are valid only
-        during the callback.
+        """Receive the parameters after `step`, float32 and keyed by name, as `computed` does."""
+
+    def step(self, event: StepEvent) -> None:
+        """Receive the numbers of a step, after `computed` and `updated`. On a GPU they come a step
+        late.
         """
 
     def evaluating(self, step: int, split: str, share: float) -> None:

@@ -1,5 +1,6 @@
 """Log: turns what the loop does into events, and sends them to every listener."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from lockstep.config.recipe import BoundRecipe
 from lockstep.core.evaluation import Evaluation
-from lockstep.core.loop import Observer
 from lockstep.core.monitor import Mark, Monitor, mean_seconds
 from lockstep.core.state import State
+from lockstep.core.steps import Observer
 from lockstep.core.tower import named_towers
 from lockstep.core.vector import Metrics
 from lockstep.hardware import memory_bytes
@@ -20,6 +21,7 @@ from lockstep.listeners.gpus import Gpus
 
 # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
 _KEPT = 0.9
+_LOSS, _ENTROPY = "loss", "cross-entropy"
 
 
 class Log(Observer):
@@ -46,9 +48,11 @@ class Log(Observer):
         self.gpus = Gpus(gpus or {})
         # the reading of the clock at each listener's last event
         self._marks: dict[Listener, Mark] = {}
-        # average of the loss and its terms, before the correction for its start
-        self._running: Tensor | None = None
+        # average of the loss, the cross-entropy and the decay terms, before the correction for
+        # its start
+        self._running: dict[str, float] = {}
         self._averaged_steps = 0
+        self.reports = bool(self.listeners)
 
     def begin(self, step: int) -> None:
         """Announce that `step` is about to be computed."""
@@ -57,70 +61,77 @@ class Log(Observer):
         for listener in due:
             listener.begin(step)
 
+    def observes(self, step: int) -> bool:
+        """Return whether a listener takes the tensors of `step`."""
+        return any(listener.observes for listener in self._due(step))
+
+    def computed(self, step: int, state: State, gradients: Tensor) -> None:
+        """Report the mean `gradients` of `step`, before its update."""
+        if self.observes(step):
+            in_loss = state.decay if self._recipe.optimizer.decays_in_loss else {}
+            tensors = Tensors(state.parameters, state.by_name(gradients), in_loss)
+            for listener in self._due(step):
+                listener.computed(step, tensors)
+
+    def updated(self, step: int, state: State) -> None:
+        """Report the weights after `step`."""
+        for listener in self._due(step):
+            listener.updated(step, state.parameters)
+
     def step(
         self,
         step: int,
         metrics: Metrics,
-        state: State,
+        decay: Mapping[str, float],
         learning_rate: float,
-        gradients: Tensor,
+        loss_scale: float,
         non_finite: list[int],
     ) -> None:
-        """Report `step` before its update with the mean `gradients`. It is skipped if towers are
-        `non_finite`.
-
-        Metrics are read from the device only if a listener is due. The running averages stay on it,
-        so that a step that no listener wants waits for nothing.
+        """Send the numbers of `step` to the listeners that are due. Its update is skipped if towers
+        are `non_finite`.
         """
         self.monitor.end_step()
         if not self.listeners:
             return
-        recipe, decay = self._recipe, state.decay_losses()
-        cross_entropy = metrics.cross_entropy / recipe.batch
-        terms = torch.stack([sum(decay.values(), cross_entropy), cross_entropy, *decay.values()])
-        if self._running is None:
-            self._running = torch.zeros_like(terms)
+        recipe = self._recipe
+        cross_entropy = float(metrics.cross_entropy) / recipe.batch
+        terms = {_LOSS: cross_entropy + sum(decay.values()), _ENTROPY: cross_entropy, **decay}
         if non_finite:
-            scale = (
-                f"the loss scale {state.loss_scale:g} is too large for {named_towers(non_finite)}"
-            )
+            scale = f"the loss scale {loss_scale:g} is too large for {named_towers(non_finite)}"
             self.note(f"step {step}: skipped, {scale}")
         else:
-            self._running.mul_(_KEPT).add_(terms, alpha=1 - _KEPT)
+            for name, term in terms.items():
+                self._running[name] = _KEPT * self._running.get(name, 0.0) + (1 - _KEPT) * term
             self._averaged_steps += 1
         now = self.monitor.mark
         due = self._due(step, now)
         if not due:
             return
-        loss, _, *decay_terms = terms.tolist()
-        # NaN before the first step that is not skipped.
-        loss_average, cross_entropy_average, *decay_averages = (
-            self._running / (1 - _KEPT**self._averaged_steps)
-        ).tolist()
+        # NaN before the first step that is not skipped
+        kept = 1 - _KEPT**self._averaged_steps
+        averages = {name: self._running[name] / kept if kept else math.nan for name in terms}
         event_with = partial(
             StepEvent,
             time=time.time(),
             step=step,
             steps=self.bound.steps,
             epoch=self.bound.epoch(step),
-            loss=loss,
-            loss_average=loss_average,
-            last_tower_loss=float(
-                sum(decay.values(), metrics.last_cross_entropy / recipe.tower_batch)
-            ),
-            cross_entropy=float(cross_entropy),
-            cross_entropy_average=cross_entropy_average,
-            decay=dict(zip(decay, decay_terms, strict=True)),
-            decay_average=dict(zip(decay, decay_averages, strict=True)),
+            loss=terms[_LOSS],
+            loss_average=averages.pop(_LOSS),
+            last_tower_loss=float(metrics.last_cross_entropy) / recipe.tower_batch
+            + sum(decay.values()),
+            cross_entropy=cross_entropy,
+            cross_entropy_average=averages.pop(_ENTROPY),
+            decay=dict(decay),
+            decay_average=averages,
             accuracy=float(metrics.correct) / recipe.batch,
             learning_rate=learning_rate,
             memory_bytes=memory_bytes(self._device),
             gpus=self.gpus.read(now.seconds),
-            loss_scale=state.loss_scale if recipe.precision == "float16" else None,
+            loss_scale=loss_scale if recipe.precision == "float16" else None,
             skipped=bool(non_finite),
             multi_label=recipe.multi_label,
         )
-        tensors = Tensors(state.parameters, state.by_name(gradients), state.decay if decay else {})
         for listener in due:
             since, self._marks[listener] = self._marks.get(listener, Mark()), now
             s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
@@ -130,12 +141,7 @@ class Log(Observer):
             event = event_with(
                 s_per_step=s_per_step, images_per_s=images_per_s, split=mean_seconds(since, now)
             )
-            listener.step(event, tensors)
-
-    def updated(self, step: int, state: State) -> None:
-        """Report the weights after `step`."""
-        for listener in self._due(step):
-            listener.updated(step, state.parameters)
+            listener.step(event)
 
     def evaluating(self, step: int, split: str, share: float) -> None:
         """Report that `share` (in [0, 1]) of an evaluation on `split`, after `step` updates, is

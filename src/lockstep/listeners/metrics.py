@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Record, finite, open_to_write, parse_json, read_lines
-from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent
 from lockstep.messages import logger
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class MetricsFile(Listener):
         self._path = path
         self._failed = False
 
-    def step(self, event: StepEvent, tensors: Tensors) -> None:
+    def step(self, event: StepEvent) -> None:
         """Append a row of kind "step", without "gpus" if none is known, and with "multi_label"
         only if that is true.
         """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lockstep.models.modules import at_least, require_widths
+from lockstep.models.modules import Dropout, at_least, require_widths
 
 
 class Digits(nn.Module):
@@ -38,7 +38,7 @@ class Digits(nn.Module):
         self.conv3 = nn.Conv2d(second, third, 3, padding=1, bias=False)
         self.norm3 = nn.BatchNorm2d(third)
         self.activations = nn.ModuleDict({name: nn.ReLU() for name in ("conv1", "conv2", "conv3")})
-        self.dropout = nn.Dropout(0.2)
+        self.dropout = Dropout(0.2)
         self.logits = nn.Linear(third * (height // 4) * (width // 4), classes)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lockstep.errors import LockstepError
-from lockstep.models.modules import fix_statistics
+from lockstep.models.modules import Dropout, fix_statistics
 
 # (repeats, kernel side, stride of the first, expansion, output channels) of each group of blocks of
 # EfficientNet-lite0
@@ -76,7 +76,7 @@ class EfficientNetLite0(nn.Module):
                 channels = outputs
         self._conv_head = _conv(channels, _FEATURES, 1)
         self._bn1 = nn.BatchNorm2d(_FEATURES, _EPSILON, _MOMENTUM)
-        self._dropout = nn.Dropout(0.2)
+        self._dropout = Dropout(0.2)
         self._fc = nn.Linear(_FEATURES, classes)
         fix_statistics(self, fixed_statistics)
 

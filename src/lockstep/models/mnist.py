@@ -5,7 +5,7 @@ grey, 10 classes.
 from torch import Tensor, nn
 
 from lockstep.errors import LockstepError
-from lockstep.models.modules import Dense, at_least, conv_relu, flatten_hwc, glorot_uniform
+from lockstep.models.modules import Dense, Dropout, at_least, conv_relu, flatten_hwc, glorot_uniform
 
 
 class Mnist(nn.Module):
@@ -47,7 +47,7 @@ class Mnist(nn.Module):
         self.dense1 = glorot_uniform(Dense(512 * rows * columns, 2048))
         self.dense2 = glorot_uniform(Dense(2048, 1024))
         self.logits = glorot_uniform(Dense(1024, classes))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.activations = nn.ModuleDict({name: nn.ReLU() for name in ("conv1", "conv2", "conv3")})
         for name in ("dense1", "dense2"):
             self.activations[name] = nn.ReLU() if dense_activation == "relu" else nn.Identity()

@@ -14,7 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lockstep.errors import LockstepError
 from lockstep.kernels import fused
 from lockstep.kernels.cpu_table import linear
+from lockstep.kernels.fused import is_native_on_gpu
 from lockstep.kernels.local_response import local_response
+from lockstep.kernels.portable import draws
 
 MAX_WIDTH = 1 << 14  # channels of a layer: options may come from somebody else's file
 _WHITENING_EPSILON = 5e-4  # added to each variance, so that no filter is divided by almost 0
@@ -51,6 +53,19 @@ class Dense(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Return [b, m] for `x` [b, n]."""
         return linear(x, self.weight, self.bias)
+
+
+class Dropout(nn.Dropout):
+    """Dropout whose masks have the same bits on every GPU, and in portable arithmetic on every
+    device. Natively, a CPU draws them by torch's generator.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape and dtype of `x`."""
+        if not (self.training and self.p and is_native_on_gpu(x)):
+            return super().forward(x)
+        kept = draws.bernoulli_(torch.empty_like(x), 1.0 - self.p)
+        return x * kept.div_(1.0 - self.p)
 
 
 def conv_relu(

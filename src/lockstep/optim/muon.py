@@ -45,6 +45,15 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     return (x.mT if tall else x).float()
 
 
+def _move(parameters: list[Tensor], directions: list[Tensor], lr: float | Tensor) -> None:
+    """Subtract `directions` times `lr`, a number or a tensor on the device."""
+    if isinstance(lr, Tensor):
+        torch._foreach_mul_(directions, -lr)
+        torch._foreach_add_(parameters, directions)
+    else:
+        torch._foreach_add_(parameters, directions, alpha=-lr)
+
+
 class Muon(torch.optim.Optimizer):
     """Muon for groups with `orthogonal`, gradient descent with momentum for the others; both with
     Nesterov's momentum.
@@ -70,9 +79,9 @@ class Muon(torch.optim.Optimizer):
                     self._rotate(filters, group["lr"], group["momentum"])
             else:
                 directions = self._nesterov(trained, group["momentum"], group["weight_decay"])
-                torch._foreach_add_(trained, directions, alpha=-group["lr"])
+                _move(trained, directions, group["lr"])
 
-    def _rotate(self, filters: list[Tensor], lr: float, momentum: float) -> None:
+    def _rotate(self, filters: list[Tensor], lr: float | Tensor, momentum: float) -> None:
         """Update filters of one shape together, so that their matrix products are batched."""
         moved = torch.stack(
             [direction.flatten(1) for direction in self._nesterov(filters, momentum)]
@@ -80,7 +89,7 @@ class Muon(torch.optim.Optimizer):
         norms = torch.stack(torch._foreach_norm(filters)).clamp_(min=_MIN_NORM)
         torch._foreach_mul_(filters, list(math.sqrt(len(filters[0])) / norms))
         directions = [rotation.view_as(filters[0]) for rotation in orthogonalised(moved)]
-        torch._foreach_add_(filters, directions, alpha=-lr)
+        _move(filters, directions, lr)
 
     def _nesterov(
         self, parameters: list[Tensor], momentum: float, decay: float = 0.0

@@ -83,7 +83,12 @@ class Adam(OptimizerSettings):
 
         kind = optim.Adam if self.decays_in_loss else optim.AdamW
         return eager(kind)(
-            groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True
+            groups,
+            lr=0.0,
+            betas=(self.beta1, self.beta2),
+            eps=self.epsilon,
+            fused=True,
+            capturable=any(parameter.is_cuda for group in groups for parameter in group["params"]),
         )
 
 

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = ("#2f7fc1", "#d1495b")  # blue and red, readable on white and on black
-MOST_NAMED = (
-    24  # classes up to which a heat map names them on its axes, and has numbers in its cells
-)
+# classes up to which a heat map names them on its axes, and has numbers in its cells
+MOST_NAMED = 24
 _LONGEST_NAME = 24  # characters on an axis
 _INK = "#010203"  # stands for the colour of the page's text
 _STYLE: dict[Any, Any] = {

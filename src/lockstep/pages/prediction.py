@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.head.confidence import Answer, Confidence
 from lockstep.pages.page import spotlit
+from lockstep.pages.verdict import Answer, verdict
 
 # Field -> value -> its words for people.
 MARKS: dict[str, dict[Any, str]] = {
@@ -113,52 +112,34 @@ def prediction_of(
     probabilities: Tensor,
     classes: Sequence[str],
     top: int,
-    thresholds: Tensor | None = None,
+    thresholds: Sequence[float] | None = None,
+    confident_from: Sequence[float] | None = None,
+    unfamiliar: bool = False,
 ) -> Prediction:
     """Return the prediction of `probabilities`, float64 [classes], with the `top` most probable
     classes. Those of a network whose output is not finite are NaN.
 
-    With multi-label data, `thresholds` [classes] are the least probabilities of found ones.
+    With multi-label data, `thresholds` [classes] are the least probabilities of found ones. See
+    `verdict` for the answers.
     """
     if probabilities.isnan().any():
         return Prediction(source, error="the network's output is not finite")
-    # Among equal probabilities the first class counts, as in evaluation.
-    ranked = probabilities.sort(descending=True, stable=True)
-    found = []
-    if thresholds is not None:
-        found = (ranked.values >= thresholds[ranked.indices]).nonzero()[:, 0].tolist()
-        top = max([top, *(place + 1 for place in found)])
-    shares, labels = ranked.values[:top].tolist(), ranked.indices[:top].tolist()
-    names = [classes[label] for label in labels]
+    row, several = probabilities.numpy(), thresholds is not None
+    ranked, found = verdict(row, thresholds, confident_from, unfamiliar)
+    shown = ranked[: max([top, *(ranked.index(label) + 1 for label in found)])]
+    names, shares = [classes[label] for label in shown], row[shown].tolist()
+    by_label = {classes[label]: answer for label, answer in found.items()}
     return Prediction(
         source,
         names[0],
-        labels[0],
+        ranked[0],
         shares[0],
         tuple(zip(names, shares, strict=True)),
-        labels=None if thresholds is None else tuple(names[place] for place in found),
-        probabilities=probabilities.numpy(),
+        tuple(by_label) if several else None,
+        ("unfamiliar" if unfamiliar else None) if several else by_label[names[0]],
+        {label: answer for label, answer in by_label.items() if answer} if several else None,
+        probabilities=row,
     )
-
-
-def judged(
-    prediction: Prediction, confidence: Confidence, features: Tensor, classes: Sequence[str]
-) -> Prediction:
-    """Return the prediction with its answers: confident, unsure or unfamiliar. `features` are
-    those of the image, uint8 [1, 1, views, 4 * D], on the CPU.
-    """
-    if prediction.probabilities is None:
-        return prediction
-    probabilities = torch.from_numpy(prediction.probabilities)[None]
-    (confident,), (unfamiliar,) = confidence(features, probabilities)
-    answers: dict[str, Answer] = {}
-    known = unfamiliar or confidence.confident_from is not None
-    for label in prediction.explained if known and prediction.labels != () else ():
-        certain = confident[classes.index(label)]
-        answers[label] = "unfamiliar" if unfamiliar else "confident" if certain else "unsure"
-    if prediction.labels is None:
-        return replace(prediction, answer=answers.get(str(prediction.label)))
-    return replace(prediction, answer="unfamiliar" if unfamiliar else None, answers=answers)
 
 
 def with_evidence(prediction: Prediction, maps: Tensor | None) -> Prediction:

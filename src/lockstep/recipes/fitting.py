@@ -1,14 +1,14 @@
 """The recipe and the settings that fit a folder of images."""
 
 from collections import Counter
-from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.errors import option
 from lockstep.messages import command
 from lockstep.models import TIMM
 from lockstep.recipes.built_in import FOLDER_STEPS, PACKAGED_NETWORKS
+from lockstep.schema import Changes, Fields
 from lockstep.text import listed
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ def _equal_shares(survey: "Survey") -> bool:
     return moved / 2 < _MOVED
 
 
-def decay_of_head(
-    stated: Mapping[str, Any], multi_label: bool, classes: int, count: int
-) -> dict[str, Any]:
+def decay_of_head(stated: Fields, multi_label: bool, classes: int, count: int) -> Changes:
     """Return the settings of `photos` that choose the weight decay for `count` training images of
     so many `classes`, unless the user has `stated` it. `multi_label` is the recipe's setting.
     """
@@ -75,7 +73,7 @@ def decay_of_head(
     if not known or {"weight_decay", "weight_decay.default"} & stated.keys():
         return {}
     decay = _DECAY_OF_MULTI_LABEL if multi_label else _DECAY / classes
-    settings: dict[str, Any] = {"weight_decay.default": float(f"{decay / count**0.5:.2g}")}
+    settings: Changes = {"weight_decay.default": float(f"{decay / count**0.5:.2g}")}
     if multi_label and "head" not in stated:
         settings["decay_factors"] = _DECAY_FACTORS
     return settings
@@ -91,7 +89,7 @@ class Fit(NamedTuple):
     """
 
     recipe: str
-    settings: dict[str, Any]
+    settings: Changes
     why: str
 
     def note(self) -> str:
@@ -108,7 +106,7 @@ class Fit(NamedTuple):
         return f"recipe {recipe}, because {self.why}; choose others with {other}"
 
 
-def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = None) -> Fit:
+def fitting(survey: "Survey", stated: Fields, recipe: str | None = None) -> Fit:
     """Return what fits the images in `survey`. The user has `stated` settings, which stay, and may
     name the recipe.
 
@@ -133,7 +131,7 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
         why += "; "
     elif recipe == PHOTOS:
         why = ""
-    settings: dict[str, Any] = {}
+    settings: Changes = {}
     if recipe == PHOTOS:
         classes = len(survey.classes)
         why += f"there are {classes} classes and {count:,} training images"

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -267,4 +268,5 @@ def _gpu(device: torch.device) -> Record:
         "cuda": torch.version.cuda,  # cuBLAS is part of CUDA
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         "driver": driver,
+        "triton": version("triton") if find_spec("triton") else None,
     }

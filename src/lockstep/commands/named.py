@@ -1,26 +1,32 @@
-"""What the user named: a recipe, a recipe file, a run, or a folder of images."""
+"""What the user named: a recipe, a recipe file, a run, or a folder of images; and where it computes
+and reads data.
+"""
 
 import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lockstep import files
 from lockstep.commands.network import is_pretrained, with_network
-from lockstep.commands.to_placement import Fields, What, data_of
 from lockstep.config.overrides import make, read_file
+from lockstep.config.placement import Placement, device_for
 from lockstep.config.recipe import Recipe
 from lockstep.data import IMAGE_FOLDER
 from lockstep.errors import DATA, LockstepError, option
-from lockstep.jobs.weights import WeightsFile
+from lockstep.jobs.weights import WeightsFile, downloaded, known_weights
+from lockstep.messages import logger
 from lockstep.pictures.scan import require_folder
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS
 from lockstep.runs.run import Run
+from lockstep.schema import Changes, Fields, validated
 
 if TYPE_CHECKING:
     from lockstep.pictures.examples import Examples
+
+What: TypeAlias = str | Path | Recipe | Run | None  # an argument that names what is trained
 
 _OF_USER = ("model", "dataset")  # which may be a function
 
@@ -75,7 +81,7 @@ def subject_of(
     """
     kind, path = kind_of(what, changes, data)
     base: Recipe | None = None
-    settings: dict[str, Any] = {}  # of a recipe file
+    settings: Changes = {}  # of a recipe file
     source: Path | None = None  # states the recipe, and may be somebody else's
     run, fits = None, False
     match kind:
@@ -165,7 +171,7 @@ def kind_of(what: What, changes: Fields, data: Path | None) -> tuple[Kind, Path]
     return "recipe", path
 
 
-def with_importable(settings: Fields) -> dict[str, Any]:
+def with_importable(settings: Fields) -> Changes:
     """Return `settings` with a model and dataset of the user as package.module:function."""
     own = {name: _importable(name, settings[name]) for name in _OF_USER if name in settings}
     return {**settings, **own}
@@ -207,3 +213,64 @@ def _images(path: Path, data: Path | None) -> Path:
             f"give one of them"
         )
     return path.absolute()
+
+
+def path_of(given: str | Path | Run | None) -> Path | None:
+    """Return the absolute path of a folder, file or run that the user names."""
+    if given is None:
+        return None
+    return given.path if isinstance(given, Run) else files.given(given).absolute()
+
+
+def placement_of(options: Fields) -> Placement:
+    """Return the placement that the options of a command or a function state; others are left
+    out.
+    """
+    return validated(
+        Placement,
+        {
+            name: _place(name, value) if name in ("data", "init") else value
+            for name, value in options.items()
+            if name in Placement.model_fields and value is not None
+        },
+    )
+
+
+def _place(name: str, given: str | Path | Run) -> Path | None:
+    if name == "init" and isinstance(given, str) and "://" in given:
+        return downloaded(given)
+    return path_of(given)
+
+
+def placed(recipe: Recipe, placement: Placement, run: Path | None = None) -> Placement:
+    """Return `placement` as `recipe` needs it.
+
+    A recipe that starts from known weights needs no --init. Portable arithmetic takes no GPU by
+    itself.
+    """
+    placement = placement.replace(device=device_for(recipe.arithmetic, placement.device))
+    return placement if placement.init else placement.replace(init=known_weights(recipe, run))
+
+
+def data_of(run: Run, data: Path | None) -> Path | None:
+    """Return the data folder for the `run`: `data` if the user gave it, else the one of the run's
+    last session.
+
+    If that folder does not exist on this host, a message says so, and None is returned: the usual
+    folders are searched. Of images there is no other folder, so that is an error.
+    """
+    if data is not None:
+        return data
+    known = run.data()
+    if known is None or known.is_dir():
+        return known
+    if run.recipe().dataset == IMAGE_FOLDER:
+        raise LockstepError(
+            f"{run.path} was trained on the images in {known}, which is not on this host: give "
+            f"their folder as {option('data')}",
+            DATA,
+        )
+    logger.warning(
+        f"{run.path} was trained with {option('data', known)}, which is not on this host: searching"
+    )
+    return None
