@@ -66,7 +66,7 @@ HEAD = [
 
 def measured(case: str, placement: Facts, args: argparse.Namespace) -> Facts:
     """Return what a step of `case` takes."""
-    steps = args.warm + args.steps + args.profiled
+    steps = args.warm + args.steps + args.profiled + 1
     where = device()
     torch.cuda.empty_cache()  # so that the memory of the case before does not count
     trained = replica(
@@ -94,6 +94,8 @@ def measured(case: str, placement: Facts, args: argparse.Namespace) -> Facts:
         for _ in range(args.profiled):
             next(updates)
         wait()
+    for _ in updates:  # A GPU may be a step ahead of its host, but not after the last one.
+        pass
     return {
         "towers": recipe.towers,
         "batch": recipe.batch,
