@@ -85,7 +85,8 @@ def test_a_count_has_the_launches_of_each_tower_one_update_and_each_listener():
     for counted in (one, graphs):
         launches = counted["with_readers"]
         assert launches["nothing"] == counted["launches"]
-        assert launches["nothing"] <= launches["unread"] < launches["logged"]
+        assert launches["nothing"] <= launches["unread"] <= launches["logged"]
+        assert launches["logged"] < launches["summarised"]
         assert launches["unread"] < counted["in_a_run"] < launches["summarised"]
 
 
@@ -210,7 +211,7 @@ def test_the_first_contact_is_rehearsed_whole(kit, tmp_path):
     cases = [case for name in tables for case in records[name]["cases"]]
     assert [case for case in cases if "error" in case] == []
     graphs, kernels = records["gpu-steps"]["cases"][:2]
-    assert (graphs["launches"], kernels["launches"]) == (graphs["towers"], 0)
+    assert kernels["launches"] == 0 < graphs["launches"] <= graphs["towers"]
     assert graphs["weights_sha256"] == kernels["weights_sha256"]
     runs = records["gpu-runs"]["cases"]
     assert {case["precision"] for case in runs if "accuracy" in case and "device" in case} == {
