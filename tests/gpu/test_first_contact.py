@@ -78,7 +78,7 @@ def test_a_count_has_the_launches_of_each_tower_one_update_and_each_listener():
         count.counted(f"digits,batch=8,towers={towers}", as_graph=False) for towers in (1, 2)
     )
     graphs = count.counted("digits,batch=8,towers=2")
-    assert graphs["launches"] < two["launches"] / 2
+    assert graphs["with_readers"]["logged"] <= 3
     assert 0 < one["copies"] < one["launches"] < one["operators"]
     assert one["launches"] < two["launches"] < 2 * one["launches"]
     assert two["most"]["convolution"] == 2 * one["most"]["convolution"]
@@ -211,7 +211,7 @@ def test_the_first_contact_is_rehearsed_whole(kit, tmp_path):
     cases = [case for name in tables for case in records[name]["cases"]]
     assert [case for case in cases if "error" in case] == []
     graphs, kernels = records["gpu-steps"]["cases"][:2]
-    assert kernels["launches"] == 0 < graphs["launches"] <= graphs["towers"]
+    assert (graphs["launches"], kernels["launches"]) == (1, 0)
     assert graphs["weights_sha256"] == kernels["weights_sha256"]
     runs = records["gpu-runs"]["cases"]
     assert {case["precision"] for case in runs if "accuracy" in case and "device" in case} == {
