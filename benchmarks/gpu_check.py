@@ -303,11 +303,12 @@ def one_hash(here: Machine) -> Any:
 
 
 def graphs(here: Machine) -> Any:
-    """Towers as CUDA graphs have the weights of towers that are launched kernel by kernel."""
+    """CUDA graphs leave the weights that kernels leave, launched one by one."""
     here.need_gpus()
     found = {}
     for name in ("digits", "cifar10"):
-        words = ("--no-portable", "--processes", 1)
+        # The first steps are captured and compared.
+        words = ("--no-portable", "--processes", 1, "--steps", 10)
         both = (
             here.train(f"{name}-graphs", name, *words),
             here.train(f"{name}-kernels", name, *words, "--no-graphs"),

@@ -1,10 +1,13 @@
 """The first contact with a GPU, in parts: `bash benchmarks/gpu/first.sh` runs all of them in order.
 
-    steps    ms, launches, waits and memory of a step of each recipe
-    count    operators and launches of a step as a GPU computes it, without a GPU
-    bits     the operations of portable arithmetic whose bits differ from those of a CPU
-    cifar10  CIFAR-10 to 94 %, and what a user does with the run
-    packed   CIFAR-10 without loss in two small files, for a machine without a network
+    facts     GPU and versions, and what Lockstep needs and this machine lacks
+    steps     ms, launches, waits and memory of a step of recipes, with CUDA graphs and without
+    peers     the tutorial's speed beside plain PyTorch, eager and compiled
+    cifar10   CIFAR-10 to 94 %, what listeners cost, and what a user does with the run
+    airbench  the fastest public program for CIFAR-10 on the same GPU
+    bits      the operations of portable arithmetic whose bits differ from those of a CPU
+    count     operators and launches of a step as a GPU computes it, without a GPU
+    packed    CIFAR-10 without loss in two small files, for a machine without a network
 
 Each is a program: `python -m benchmarks.gpu.NAME --help`. prepare.sh fetches what a machine without
 a network lacks.

@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -77,9 +78,9 @@ class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.memory
 
     def replay(self) -> None:
-        """Compute the operations again."""
+        """Compute the operations again. A profile sees the call of CUDA that a real graph makes."""
         Graph.replays += 1
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), _disable_current_modes(), record_function("cudaGraphLaunch"):
             for operation, args, kwargs, made in self._operations:
                 again = _tensors(operation(*args, **kwargs))
                 for old, new in zip(made, again if made else (), strict=True):

@@ -1,13 +1,15 @@
-"""A step of each recipe on a GPU: `python -m benchmarks.gpu.steps [CASE...] [--also
-NAME=VALUE...]`.
+"""A step of recipes on a GPU: `python -m benchmarks.gpu.steps [CASE...] [--also NAME=VALUE...]`.
 
 CASE is a recipe and settings that differ, as "cifar10,precision=bfloat16,towers=1". --also measures
-each case in a second placement too. Steps are those of the training loop in one process, on random
-images and without listeners. A CPU is measured where there is no GPU, which rehearses this program:
-it then launches nothing.
+each case in a second placement too, which must leave the same weights. Steps are those of the
+training loop in one process, on random images and without listeners. Where there is no GPU, the CPU
+stands in for one, which rehearses this program: it captures and replays CUDA graphs, but launches
+no kernels.
 """
 
 import argparse
+import contextlib
+import math
 import statistics
 import sys
 import time
@@ -20,12 +22,24 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.trial import NAMES, Facts, Table, device, replica, wait
+from benchmarks.gpu.trial import Facts, Table, device, replica, simulated_gpu, wait
 from lockstep import hardware
 from lockstep.config.overrides import parse
 from lockstep.core.steps import Observer
 
-CASES = [f"{name},precision={precision}" for name in NAMES for precision in ("bfloat16", "float32")]
+# in the order of what a cut-off must not lose
+CASES = (
+    "cifar10-tutorial,precision=bfloat16",
+    "cifar10,precision=bfloat16",
+    "cifar10-tutorial,precision=bfloat16,towers=4,batch=512",
+    *(f"cifar10-tutorial,precision=bfloat16,batch={batch}" for batch in (512, 2048, 8192)),
+    "digits",
+    "mnist,precision=bfloat16",
+    "folder,precision=bfloat16",
+    "cifar10,precision=bfloat16,towers=1",
+    "cifar10-tutorial",
+    "cifar10,precision=float32",
+)
 # Calls of CUDA, by which the host starts work and waits for it. A graph is one launch.
 # torch.cuda.synchronize makes another call, so that of this program is not counted.
 LAUNCHES = {
@@ -39,19 +53,20 @@ WAITS = {"cudaStreamSynchronize", "cudaEventSynchronize"}
 HEAD = [
     "recipe",
     "placement",
-    "towers x images",
+    "towers x images, precision",
     "ms a step",
     "images/s",
     "launches",
     "waits",
     "GPU busy, ms",
     "memory, MB",
+    "weights",
 ]
 
 
 def measured(case: str, placement: Facts, args: argparse.Namespace) -> Facts:
     """Return what a step of `case` takes."""
-    steps = args.warm + args.steps + args.profiled
+    steps = args.warm + args.steps + args.profiled + 1
     where = device()
     torch.cuda.empty_cache()  # so that the memory of the case before does not count
     trained = replica(
@@ -64,36 +79,44 @@ def measured(case: str, placement: Facts, args: argparse.Namespace) -> Facts:
     for _ in range(args.warm):
         next(updates)
     wait()
-    times = []
+    times, started = [], time.perf_counter()
     for _ in range(args.steps):
         began = time.perf_counter()
         next(updates)
         times.append(time.perf_counter() - began)
+    wait()
+    seconds = time.perf_counter() - started
     held = {
         "peak_memory_bytes": hardware.peak_memory_bytes(where),
         "reserved_bytes": torch.cuda.max_memory_reserved(),
     }
-    wait()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if where.type == "cuda" else [])]
     with profile(activities=activities, acc_events=True) as found:
         for _ in range(args.profiled):
             next(updates)
         wait()
+    for _ in updates:  # A GPU may be a step ahead of its host, but not after the last one.
+        pass
     return {
         "towers": recipe.towers,
         "batch": recipe.batch,
         "precision": recipe.precision,
-        "step_ms": 1e3 * statistics.median(times),
-        "step_ms_min": 1e3 * min(times),
-        "images_per_s": recipe.batch * len(times) / sum(times),
+        "step_ms": 1e3 * seconds / len(times),
+        "step_ms_median": 1e3 * statistics.median(times),
+        "images_per_s": recipe.batch * len(times) / seconds,
         **held,
         **profiled(found.events(), args.profiled),
+        "weights_sha256": trained.state.weights_sha256(),
     }
 
 
 def profiled(events: list[FunctionEvent], steps: int) -> Facts:
     """Return the means of `steps`: operators, launches, waits, work of the GPU, and the kernels
     that take longest.
+
+    Spans of the profile, such as an optimizer's step, have events of the GPU too, which last as
+    long as all kernels in them. They are no work of it. Of kernels at the same time, the time
+    counts once.
     """
     on_gpu = [
         one for one in events if one.device_type.name == "CUDA" and not one.is_user_annotation
@@ -112,7 +135,7 @@ def profiled(events: list[FunctionEvent], steps: int) -> Facts:
             count for name, count in kernels.items() if not name.startswith(("Memcpy", "Memset"))
         )
         / steps,
-        "busy_ms": busy_us.total() / steps / 1e3,
+        "busy_ms": _covered_us(on_gpu) / steps / 1e3,
         "longest": [
             {"kernel": name, "ms": us / steps / 1e3, "calls": kernels[name] / steps}
             for name, us in busy_us.most_common(20)
@@ -120,15 +143,24 @@ def profiled(events: list[FunctionEvent], steps: int) -> Facts:
     }
 
 
+def _covered_us(events: list[FunctionEvent]) -> float:
+    """Return how long at least one of `events` lasts."""
+    covered, end = 0.0, -math.inf
+    for one in sorted((event.time_range for event in events), key=lambda one: one.start):
+        covered += max(0.0, one.end - max(one.start, end))
+        end = max(end, one.end)
+    return covered
+
+
 def row(facts: Facts) -> list[str]:
-    shape = f"{facts['towers']} x {facts['batch'] // facts['towers']}"
-    speed = [f"{facts['step_ms']:.1f}", f"{facts['images_per_s']:,.0f}"]
-    calls = [f"{facts[name]:,.1f}" for name in ("launches", "waits", "busy_ms")]
     return [
-        shape,
-        *speed,
-        *calls,
+        f"{facts['towers']} x {facts['batch'] // facts['towers']}, {facts['precision']}",
+        f"{facts['step_ms']:.2f}",
+        f"{facts['images_per_s']:,.0f}",
+        *(f"{facts[name]:,.1f}" for name in ("launches", "waits")),
+        f"{facts['busy_ms']:.2f}",
         f"{max(facts['peak_memory_bytes'], facts['reserved_bytes']) / 1e6:,.0f}",
+        f"`{facts['weights_sha256'][:8]}`",
     ]
 
 
@@ -154,9 +186,15 @@ def main() -> None:
     if args.also:
         placements[" ".join(args.also)] = parse(args.also, {})
     table = Table("gpu-steps", HEAD, args.out)
-    for case in args.cases:
-        for name, placement in placements.items():
-            table.add([case, name], partial(measured, case, placement, args), row)
+    with contextlib.nullcontext() if torch.cuda.is_available() else simulated_gpu():
+        for case in args.cases:
+            measure = partial(measured, case, args=args)
+            found = [
+                table.add([case, name], partial(measure, placement), row)
+                for name, placement in placements.items()
+            ]
+            if len({facts["weights_sha256"] for facts in found if facts}) > 1:
+                table.fail(f"{case}: the placements leave different weights")
     sys.exit(table.failed)
 
 

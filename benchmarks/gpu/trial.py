@@ -1,18 +1,25 @@
 """A recipe on random images, and a table that loses nothing."""
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from benchmarks import invented, kinds
 from benchmarks.common import save
-from lockstep import numerics
+from benchmarks.gpu.stand_ins import graphs_of_a_gpu, operators_of_a_gpu
+from lockstep import jobs, numerics
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
+from lockstep.core import loop
+from lockstep.core.captured import obstacle
+from lockstep.core.tower import Tower
+from lockstep.data.dataset import Dataset
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.recipes import RECIPES, get_recipe
@@ -41,6 +48,22 @@ def replica(
     return Replica(
         recipe, Placement(device=device.type, **placement), Context(device=device), splits
     )
+
+
+@contextlib.contextmanager
+def simulated_gpu() -> Iterator[None]:
+    """Let the CPU train a `replica` as a GPU does, by CUDA graphs where the placement allows."""
+
+    def updates(dataset: Dataset, tower: Tower, *args: Any, **options: Any) -> Any:
+        ahead = obstacle(tower.bound.recipe) is None
+        return loop.updates(dataset, tower, *args, **{**options, "ahead": ahead})
+
+    with (
+        operators_of_a_gpu(),
+        graphs_of_a_gpu(),
+        mock.patch.object(jobs.replica, "updates", updates),
+    ):
+        yield
 
 
 def device() -> torch.device:
@@ -105,3 +128,8 @@ class Table:
             table = {"head": self._head, "rows": self._rows}
             save(self._name, {**gpu(), "n": 1, "table": table, "cases": self._cases}, self._out)
         return facts
+
+    def fail(self, why: str) -> None:
+        """Print what is wrong with the rows, and fail."""
+        print(why, flush=True)
+        self.failed = True
