@@ -48,7 +48,7 @@ _ABSOLUTE = re.compile(r"/|[A-Za-z]:")
 # The first line of some spreadsheets, which states the delimiter.
 _DELIMITER = re.compile(r'\s*"?sep=(.)', re.I)
 # How the tables of `pages/prediction_table.py` begin: they hold answers, not labels.
-_PREDICTIONS = re.compile("file,(true_labels?,)?labels?,probability,answers?,error,")
+_PREDICTIONS = re.compile("file,(true_labels?,)?labels?,probability,marks?,error,")
 
 
 class LabelSource(NamedTuple):
