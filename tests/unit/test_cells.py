@@ -328,7 +328,9 @@ def test_answers_of_a_classifier_are_no_labels(tmp_path, multi_label, truth):
     width = head.count(",")
     answers = table(head, *(f"{name}{',x' * width}" for name in ("cats/1.png", "dogs/4.png")))
     for place in ("test.csv", "../test.csv"):
-        found = read(tmp_path / place, {**CATS, place: answers}, multi_label).require_sound()
+        found = read(
+            tmp_path / str(len(place)), {**CATS, place: answers}, multi_label
+        ).require_sound()
         assert labels_of(found)["cats/1"] == "cats"
     flat = {**SIX, "l.csv": HOT, "../test.csv": answers, "more.csv": answers}
     assert labels_of(read(tmp_path / "flat", flat).require_sound()) == HOT_LABELS
