@@ -132,9 +132,9 @@ def test_a_third_host_joins_late_and_two_leave(hosts, torchrun, folders, slow, u
 
     first, _ = joined(0), joined(1)
     one_core = r", pid \d+, CPU \(1 core,.*: step \d+,"
-    wait_for(folders[0], r"on 3 processes.*link +2 hosts.*h1" + one_core, [first])
+    wait_for(folders[0], r"on 3 processes.*hosts +2;.*h1" + one_core, [first])
     joined(2)
-    wait_for(folders[0], r"on 4 processes.*link +3 hosts.*h2" + one_core, [first])
+    wait_for(folders[0], r"on 4 processes.*hosts +3;.*h2" + one_core, [first])
     for process in hosts.processes(1):
         os.kill(process, signal.SIGKILL)
     wait_for(folders[0], r"on 4 processes.*on 3 processes.*: step \d+,", [first])

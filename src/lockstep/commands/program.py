@@ -75,7 +75,7 @@ app = typer.Typer(
     help="""Train image classifiers on 1 to N processes, with bit-identical weights for every N.
 
 The recipe decides the weights, to the last bit. The placement (number of processes, intervals)
-decides only the speed. In native arithmetic, each kind of CPU or GPU has bits of its own.
+decides only the speed. In native arithmetic, the low-order bits differ between kinds of CPU or GPU.
 
 \b
 Examples:

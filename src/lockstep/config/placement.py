@@ -51,7 +51,7 @@ class Placement(Settings):
         data: Folder of the dataset. Default: a folder in LOCKSTEP_DATA, else in the user's cache,
             else a download.
         processes: Number of processes. Default: one for each GPU; on CPUs one for each tower, but
-            not more than the cores allow, and one for a last layer that is trained alone.
+            not more than the cores allow, and one if only the last layer is trained.
         device: cpu, cuda, the GPU of each process as in cuda:0,2 or cuda:0,0, or auto: GPUs if
             there are any and the recipe is native. Default: auto.
         reduction: How the vectors of the towers are added: tree, or allreduce, which is not exact.
