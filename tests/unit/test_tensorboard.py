@@ -234,6 +234,7 @@ def test_a_histogram_counts_every_finite_value(values):
         ([3.4e38, 3.3e38, float("inf")], {0: 1, 63: 1}),
         ([0.0, 1.4e-45], {32: 2}),
         ([float(number) for number in range(65)], {**dict.fromkeys(range(63), 1), 63: 2}),
+        ([1.0, 1.0, 1.0 + 2**-23], {32: 2, 63: 1}),  # neighbours in float32
     ],
 )
 def test_a_histograms_bins_reach_from_least_to_greatest_value(values, counts):

@@ -146,14 +146,10 @@ def distribution(values: Tensor) -> Tensor:
     half = half.where(half > 0, 1.0)
     # On a GPU, torch refuses histc in deterministic computation, and bincount waits for the largest
     # element. A sum of integers has no order. The greatest value is counted after the last bin, and
-    # elements that are not finite after that.
-    places = (
-        ((flat - middle) / half)
-        .mul_(_BINS / 2)
-        .add_(_BINS / 2)
-        .nan_to_num_(_BINS + 1, _BINS + 1, _BINS + 1)
-        .long()
-    )
+    # elements that are not finite after that. Where the ends are neighbours in float32, the middle
+    # is one of them, so the other would lie outside.
+    places = ((flat - middle) / half).mul_(_BINS / 2).add_(_BINS / 2).clamp_(0, _BINS)
+    places = places.where(flat.isfinite(), _BINS + 1).long()
     counts = places.new_zeros(_BINS + 2).scatter_add_(0, places, torch.ones_like(places))
     sums = torch.stack([low, high, kept.sum(), torch.dot(kept, kept)])
     return torch.cat([sums.double(), counts])
