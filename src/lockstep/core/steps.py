@@ -237,8 +237,8 @@ class Ahead(Steps):
         if self._recipe.arithmetic == "portable" and "betas" in groups[0]:
             for step, of_step in zip(steps, rates, strict=True):
                 for number, one in enumerate(groups):
-                    first, second = one["betas"]
-                    numbers = of_step[number], first, second, one["weight_decay"], step + 1
+                    momentum, scale = one["betas"]
+                    numbers = of_step[number], momentum, scale, one["weight_decay"], step + 1
                     of_step[number] = adam_rates(*numbers)
         weights = [1.0 - average.decay_after(step + 1) if average else 0.0 for step in steps]
         rows = self._drawn | {
