@@ -57,7 +57,7 @@ _EMPTY = {
 }
 # Steps that are not counted, because graphs are captured and compared in them, and steps that are.
 _BEFORE, _COUNTED = 4, 4
-_NEVER = 1_000  # steps, of which no run here has so many
+_NEVER = 1_000  # steps: more than any run of this program has
 _LOGGED, _SUMMARISED = 10, 100  # steps between two of them in a run
 # What reads the steps, and the options of the placement by which it does; see above.
 READERS: dict[str, Facts | None] = {

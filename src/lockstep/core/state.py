@@ -147,9 +147,9 @@ class State:
         """Make the update number `updates` without counting it. Hold `update_lock`.
 
         `rates` are the learning rates of the optimizer's groups (in portable Adam, tensors of all
-        `adam_rates`), and `weight` is that of the new
-        parameters in their average. They are numbers, or tensors [] of the device, float32 and
-        int64, which a CUDA graph reads anew each time.
+        `adam_rates`), and `weight` is that of the new parameters in their average. They are
+        numbers, or tensors [] of the device, float32 and int64, which a CUDA graph reads anew each
+        time.
         """
         with arithmetic(self._recipe.arithmetic):
             for name, gradient in self.by_name(gradients).items():

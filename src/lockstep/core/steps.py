@@ -24,7 +24,7 @@ from lockstep.data.transforms import Packing, Tensors, to_device
 from lockstep.kernels.portable import arithmetic
 from lockstep.kernels.portable.layers import adam_rates
 
-# How many steps the host draws together: as many as have this many examples, but at most so many.
+# The host draws the values of several steps together: those of this many examples, or steps.
 _EXAMPLES, _STEPS = 4096, 32
 
 

@@ -39,7 +39,7 @@ from lockstep.runs.statefile import FROZEN_FILE
 from lockstep.schema import load_object
 from lockstep.text import listed
 
-_VALIDATION = ("validation", "val", "valid")  # names in data of the user's own
+_VALIDATION = ("validation", "val", "valid")  # names that users give to this split
 
 
 class Replica:

@@ -37,7 +37,7 @@ def keyed(given: Tensor) -> Iterator[None]:
     They are those that the draws would take from torch's generator anyway. A CUDA graph reads them
     on the device, while a key of the host stays as it was when the graph was captured.
     """
-    torch.empty(len(given), dtype=torch.int64).random_()  # The generator goes on after them.
+    torch.empty(len(given), dtype=torch.int64).random_()  # The generator skips the given keys.
     token = _given.set(iter(given))
     try:
         yield
