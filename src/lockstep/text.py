@@ -8,6 +8,39 @@ from typing import Any
 _FEW = 200  # examples below which an accuracy is stated with its interval
 
 
+class Words:
+    """The words that differ with the labels of images. These are for images with one label each."""
+
+    labels, ending = "one label each", ""  # of the word "label"
+    accuracy, short = "accuracy", "acc"  # names of the share of images that are correct
+    tutorial = "precision @ 1"  # its name in TensorFlow's CIFAR-10 evaluator
+    exactly = ""  # after images that are correct
+    curve = ""  # after the name of an accuracy in training
+    correct = "are classified correctly"  # after the number of images of a class
+    answers = "{} images"  # that may be confident, of a split
+    compared = "the probability of the predicted class and the share of correct images"
+    mistaken = "Misclassified images"
+
+
+class MultiLabelWords(Words):
+    """The words for multi-label data."""
+
+    labels, ending = "any number of labels", "s"
+    accuracy, short = "exact matches", "exact"
+    tutorial = "exact matches"
+    exactly = " with exactly their labels"
+    curve = " (images that get exactly their labels, with the threshold 0.5)"
+    correct = "get this label"
+    answers = "labels that are found"
+    compared = "the probability of a label and the share of images that have it"
+    mistaken = "Images with a wrong or missed label"
+
+
+def words_of(multi_label: bool) -> type[Words]:
+    """Return the words for the kind of data."""
+    return MultiLabelWords if multi_label else Words
+
+
 def plural(count: int, word: str) -> str:
     """Return `1 step` or `2 steps`. The plural ends in -s, or after an s in -es."""
     return f"{count} {word if count == 1 else word + 'es' if word.endswith('s') else word + 's'}"
@@ -59,7 +92,7 @@ def loss_text(loss: float | None) -> str:
 
 
 def scores_text(scores: Mapping[str, Mapping[str, float | None]]) -> str:
-    """Return the `scores` of multi-label data, which `core/multi_label.py` computes, in words."""
+    """Return the `scores` of multi-label data, which `core/task.py` computes, in words."""
     parts = []
     for name in ("f1", "mean_average_precision"):
         macro, micro = (
@@ -73,7 +106,7 @@ def scores_text(scores: Mapping[str, Mapping[str, float | None]]) -> str:
 
 def label_rows(classes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the table of how well each label is found, its head first, from the rows of
-    `core/multi_label.py`.
+    `core/task.py`.
     """
     counts = ["examples", "found", "right"]
     shares = ["precision", "recall", "f1", "f1_interval", "average_precision", "threshold"]

@@ -21,11 +21,12 @@ from torch import nn
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
-from lockstep.core.evaluation import Evaluation, evaluate
+from lockstep.core.evaluation import evaluate
 from lockstep.core.loop import updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
+from lockstep.core.task import Score
 from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
 from lockstep.data import AUGMENTATIONS
@@ -114,7 +115,7 @@ def dataset():
 
 class Trained(NamedTuple):
     state: State
-    evaluation: Evaluation
+    evaluation: Score
 
 
 def trained_in(group, of, dataset, *, first=None, steps=None) -> Trained:
@@ -224,8 +225,8 @@ def test_several_labels_are_one_result(dataset, precision, processes):
     multi_label = Dataset.of(dataset.images.numpy(), labels, dataset.classes)
     of = recipe(precision=precision, **changes)
     evaluation = require_one_result(of, multi_label, processes, stopped_after=3).evaluation
-    assert [*evaluation.multi_label.examples] == labels.sum(0).tolist()
-    assert 0 < sum(evaluation.multi_label.right) < labels.sum()
+    assert [*evaluation.class_examples] == labels.sum(0).tolist()
+    assert 0 < sum(evaluation.right) < labels.sum()
 
 
 def test_float16_is_one_result_where_steps_overflow(dataset):

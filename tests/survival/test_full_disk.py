@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.helpers import Weights, read_json, save, steps
 
-from lockstep.core.evaluation import Evaluation
+from lockstep.core.task import Score
 from lockstep.listeners.events import EvaluationEvent
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.runs import statefile
@@ -82,7 +82,7 @@ def test_without_room_for_two_the_valid_one_stays(disk):
 
 
 def of_step(number):
-    return EvaluationEvent(0.0, number, "test", {"raw": Evaluation(2, 1, 0.5)})
+    return EvaluationEvent(0.0, number, "test", {"raw": Score(2, 1, 0.5)})
 
 
 def test_lost_rows_are_noted_once_and_the_next_row_is_whole(disk, caplog):

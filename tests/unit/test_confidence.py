@@ -288,6 +288,7 @@ def test_coverage_and_accuracy_are_those_of_confident_answers(thresholds, counts
     class Known(Confidence):
         def __init__(self):
             self.share, self.confident_from, self.outliers = 0.95, thresholds, None
+            self.found_from = None
 
     images = torch.zeros(4, 1, 1, 1, dtype=torch.uint8)
     dataset = Dataset(images, torch.tensor([0, 0, 1, 1]), ("a", "b"), "")

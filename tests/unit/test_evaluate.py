@@ -20,10 +20,10 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.build import build_model
 from lockstep.core.captured import Captured
-from lockstep.core.evaluation import Evaluation, classify, evaluate
+from lockstep.core.evaluation import classify, evaluate
 from lockstep.core.group import Group
-from lockstep.core.multi_label import found_labels
 from lockstep.core.network import Network, persistent_buffers
+from lockstep.core.task import MultiLabelScore, Score
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.result import Result
@@ -169,7 +169,7 @@ def test_ties_and_infinities_do_not_count_as_correct():
     zero = {name: torch.zeros_like(p) for name, p in parameters.items()}
     constant = evaluate(network, zero, persistent_buffers(model), data(50), Group())
     assert constant.accuracy == 0.1
-    assert constant.confusion == ((5, *[0] * 9),) * 10
+    assert constant.confusion == [[5, *[0] * 9]] * 10
     zero["logits.bias"] = torch.full((10,), torch.inf)
     assert evaluate(network, zero, persistent_buffers(model), data(50), Group()).correct == 0
 
@@ -206,8 +206,8 @@ def test_logits_that_are_not_finite_are_in_no_confusion_column():
     logits[1, 2] = torch.nan
     logits[4, 2] = torch.inf  # the largest logit is that of the right class
     result = prepared(logits, [0, 0, 1, 1, 2, 2])
-    assert result.class_examples == (2, 2, 2)
-    assert result.confusion == ((1, 0, 0), (0, 1, 1), (0, 1, 0))
+    assert result.class_examples == [2, 2, 2]
+    assert result.confusion == [[1, 0, 0], [0, 1, 1], [0, 1, 0]]
     assert (result.examples, result.correct, result.class_correct) == (6, 2, [1, 1, 0])
 
 
@@ -295,10 +295,10 @@ def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings)
     labels = torch.tensor([label for label, count in enumerate(training) for _ in range(count)])
     dataset = Dataset(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, ("a", "b"), "")
     test_set = replace(dataset, caution="9 look alike" if head is None else "")
-    recipe = SimpleNamespace(head=head)
+    recipe = SimpleNamespace(head=head, evaluated_split="test")
     replica = SimpleNamespace(splits={"train": dataset}, test_set=test_set, recipe=recipe)
     rows = tuple(map(tuple, confusion))
-    best = Evaluation(200, rows[0][0] + rows[1][1], 0.5, (100, 100), rows)
+    best = Score(200, rows[0][0] + rows[1][1], 0.5, (100, 100), rows)
     assert Result(replica, {"raw": best}, None, []).warnings() == warnings + [test_set.caution] * (
         head is None
     )
@@ -309,11 +309,10 @@ def test_labels_with_few_test_images_have_an_uncertain_f1():
     own[:60, 0], own[:6, 1] = 1, 1
     logits = torch.where(own == 1, 9.0, -9.0)
     logits[:2, 1] = -9.0
-    found = found_labels(logits, own)
     images = Dataset(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), 1 - own, ("a", "b", "c"), "")
     recipe = SimpleNamespace(head=None, evaluated_split="test")
     replica = SimpleNamespace(splits={"train": images}, test_set=images, recipe=recipe)
-    best = Evaluation(100, found.exact, 0.5, tuple(found.examples), multi_label=found)
+    best = MultiLabelScore.of(logits, own, 0.5)
     assert Result(replica, {"raw": best}, None, []).warnings() == [
         "F1 is uncertain for labels that few test images have: b 46.2 to 94.9% (6 images), "
         "c 0.0 to 100.0% (0 images)"
@@ -322,7 +321,7 @@ def test_labels_with_few_test_images_have_an_uncertain_f1():
 
 def end_block(recipe, **changes):
     """Return the end block of a run of `recipe`, by label, whose record has `changes`."""
-    best = Evaluation(200, 100, 0.5, (100, 100), ((50, 50), (50, 50)))
+    best = Score(200, 100, 0.5, (100, 100), ((50, 50), (50, 50)))
     record = {
         "run": "runs/x",
         "accuracy_without_augmentation": 0.4,

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lockstep.commands.evaluate import EvaluationRecord, WatchedRecord
-from lockstep.core.evaluation import Evaluation
+from lockstep.core.task import Score
 from lockstep.errors import printable
 from lockstep.jobs.evaluate import record_of
 from lockstep.text import counted, wilson_interval
@@ -15,7 +15,7 @@ from lockstep.text import counted, wilson_interval
 def evaluation(classes, confusion, lost=0, loss=0.5):
     examples = tuple(sum(row) + (lost if label == 0 else 0) for label, row in enumerate(confusion))
     correct = sum(row[label] for label, row in enumerate(confusion))
-    result = Evaluation(sum(examples), correct, loss, examples, tuple(map(tuple, confusion)))
+    result = Score(sum(examples), correct, loss, examples, tuple(map(tuple, confusion)))
     subject = {"run": "runs/x", "step": 1000, "split": "test", "weights": "ema"}
     return EvaluationRecord(**json.loads(json.dumps(subject | record_of(result, classes))))
 

@@ -8,8 +8,9 @@ import torch
 from tests.helpers import recipe_with, succeeded
 from tests.images import bright_and_dark
 
+from lockstep.core.task import MultiLabel
 from lockstep.data.dataset import Dataset
-from lockstep.jobs.labels import doubted, joined
+from lockstep.jobs.labels import joined, records_of
 from lockstep.launch.submit import submit
 from lockstep.pages.doubtful import lines_of, page
 from lockstep.recipes import RECIPES
@@ -85,7 +86,8 @@ def test_names_on_the_page_are_text_and_the_rest_is_counted(tmp_path):
 def test_of_several_labels_each_that_is_doubtful_is_listed():
     labels = torch.tensor([[1, 0, 0], [1, 0, 1]], dtype=torch.uint8)
     shares = torch.tensor([[0.9, 0.75, 0.1], [0.25, 0.5, 0.5]])
-    found = doubted(["0.png", "1.png"], labels, shares, ("a", "b", "c"))
+    doubts = MultiLabel().doubts(labels, shares)
+    found = records_of(doubts, ["0.png", "1.png"], ("a", "b", "c"))
     record = {"folder": ".", "images": 2, "doubtful": found}
     assert lines_of(record)[1:] == [
         "  0.png: not labelled b (25.0%), rather b (75.0%)",

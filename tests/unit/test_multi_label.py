@@ -16,9 +16,8 @@ from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
 from lockstep.core.evaluation import evaluate
 from lockstep.core.group import Group
-from lockstep.core.loss import is_correct, loss_of, probabilities_of
-from lockstep.core.multi_label import average_precision, f1, f1_interval, found_labels
 from lockstep.core.network import Network, persistent_buffers
+from lockstep.core.task import MultiLabel, MultiLabelScore, average_precision, f1, f1_interval
 from lockstep.data import arrays
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA
@@ -50,8 +49,8 @@ def test_the_loss_and_its_gradient_are_those_of_float64(how):
     for row in ([0, 0], [0, 1], [1, 0], [1, 1]):
         labels = torch.tensor([row] * len(values), dtype=torch.uint8)
         with arithmetic(how):
-            each = loss_of(logits, labels, each=True)
-            total = loss_of(logits, labels)
+            each = MultiLabel().loss(logits, labels, each=True)
+            total = MultiLabel().loss(logits, labels)
             found = torch.autograd.grad(total, logits)[0]
         wide = logits.detach().double().requires_grad_()
         signs = 1.0 - 2.0 * labels.double()
@@ -78,10 +77,11 @@ def test_portable_arithmetic_refuses_weights_in_this_loss():
 def test_an_example_is_correct_if_exactly_its_labels_are_found():
     logits = torch.tensor([[0.0, -1.0], [2.0, 3.0], [-2.0, -3.0], [1.0, -1.0]])
     labels = torch.tensor([[1, 0], [1, 0], [0, 0], [1, 1]], dtype=torch.uint8)
-    assert is_correct(logits, labels).tolist() == [True, False, True, False]
-    assert probabilities_of(logits, multi_label=True)[0].tolist() == pytest.approx([0.5, 0.2689414])
+    task = MultiLabel()
+    assert task.correct(logits, labels).tolist() == [True, False, True, False]
+    assert task.probabilities(logits)[0].tolist() == pytest.approx([0.5, 0.2689414])
     logits[2, 0] = torch.inf
-    assert probabilities_of(logits, multi_label=True)[2].isnan().all()
+    assert task.probabilities(logits)[2].isnan().all()
 
 
 def reference(scores, own):
@@ -104,7 +104,7 @@ def test_scores_are_those_of_their_definitions(levels):
     logits = generator.integers(-levels, levels + 1, (60, 4)) / 100 + labels * 0.01
     logits = logits.astype(np.float32)
     thresholds = torch.tensor([0.3, 0.5, 0.52, 0.5])
-    found = found_labels(torch.from_numpy(logits), torch.from_numpy(labels), thresholds)
+    found = MultiLabelScore.of(torch.from_numpy(logits), torch.from_numpy(labels), 0.5, thresholds)
     expected = [reference(logits[:, c].tolist(), labels[:, c].tolist()) for c in range(3)]
     assert found.average_precision[:3] == pytest.approx(expected, rel=1e-12)
     assert found.average_precision[3] is None
@@ -113,7 +113,7 @@ def test_scores_are_those_of_their_definitions(levels):
     right = (chosen & (labels == 1)).sum(0)
     either = labels.sum(0, dtype=int) + chosen.sum(0)
     scores = [2 * right[c] / either[c] for c in range(4)]
-    assert found.summary() == {
+    assert found.of_labels() == {
         "mean_average_precision": {
             "macro": pytest.approx(sum(expected) / 3),
             "micro": pytest.approx(micro),
@@ -123,7 +123,7 @@ def test_scores_are_those_of_their_definitions(levels):
             "micro": pytest.approx(2 * right.sum() / either.sum()),
         },
     }
-    assert found.exact == (chosen == (labels == 1)).all(1).sum()
+    assert found.correct == (chosen == (labels == 1)).all(1).sum()
     rows = found.by_class("wxyz")
     assert [row["f1"] for row in rows] == pytest.approx(scores)
     assert [(row["right"], row["found"]) for row in rows] == [
@@ -136,8 +136,8 @@ def test_scores_are_those_of_their_definitions(levels):
 def test_nothing_is_found_where_logits_are_not_finite():
     labels = torch.tensor([[1, 0], [0, 0], [1, 1]], dtype=torch.uint8)
     logits = torch.tensor([[1.0, -1.0], [-1.0, torch.nan], [torch.inf, 1.0]])
-    found = found_labels(logits, labels)
-    assert (found.exact, found.found, found.right) == (1, [1, 0], [1, 0])
+    found = MultiLabelScore.of(logits, labels, 0.5)
+    assert (found.correct, found.found, found.right) == (1, [1, 0], [1, 0])
     assert found.average_precision == [pytest.approx(0.5 + 0.5 * 2 / 3), pytest.approx(1 / 3)]
     assert average_precision(torch.ones(3), torch.zeros(3, dtype=torch.bool)) is None
     assert f1(0, 0, 0) is f1_interval(0, 0, 0) is None
@@ -157,13 +157,13 @@ def test_an_evaluation_is_the_same_on_any_number_of_processes():
 
     alone = evaluated(Group())
     require_close(alone.logits, logits, 1e-4, 1e-4)
-    assert alone.loss == pytest.approx(float(loss_of(logits, dataset.labels)) / 53, rel=1e-5)
-    assert alone.multi_label == found_labels(alone.logits, dataset.labels)
-    other = alone.at(thresholds, dataset.labels)
-    assert other.multi_label == found_labels(alone.logits, dataset.labels, thresholds)
-    assert (other.loss, other.correct) == (alone.loss, other.multi_label.exact)
-    assert (alone.examples, alone.correct) == (53, alone.multi_label.exact)
-    assert alone.class_correct == [*alone.multi_label.right]
+    assert alone.loss == pytest.approx(
+        float(MultiLabel().loss(logits, dataset.labels)) / 53, rel=1e-5
+    )
+    own = alone.logits, dataset.labels, alone.loss
+    assert alone == MultiLabelScore.of(*own)
+    assert alone.at(thresholds, dataset.labels) == MultiLabelScore.of(*own, thresholds)
+    assert (alone.examples, alone.class_correct) == (53, alone.right)
     for processes in (2, 3, 4, 7):
         ends = on_replicas(processes, evaluated)
         assert equal_in_all(ends) == alone

@@ -12,20 +12,17 @@ from torch import nn
 from lockstep.commands.named import placed
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
-from lockstep.core.multi_label import found_labels
 from lockstep.core.state import State
+from lockstep.core.task import THRESHOLDS, MultiLabel, MultiLabelScore
 from lockstep.data import arrays
 from lockstep.data.dataset import Dataset
 from lockstep.head.confidence import (
     ANSWERS,
     FOLDS,
-    THRESHOLDS,
     Confidence,
-    best_thresholds,
     confidence_tensors,
     held_out,
     least_confident,
-    thresholds_of,
     with_best_decay,
 )
 from lockstep.jobs.context import Context
@@ -80,10 +77,11 @@ def test_a_threshold_is_half_of_the_best_f1_by_hand():
         1 / 3: [1, 0, 0, 0, 1],  # the most probable alone
     }
     own = torch.tensor([*columns.values()], dtype=torch.uint8).T
-    found = best_thresholds(scores[:, None].expand(5, 4), own)
+    found = MultiLabel().best_thresholds(scores[:, None].expand(5, 4), own)[THRESHOLDS]
     assert found.tolist() == pytest.approx([*columns], abs=0.002)
     # Images of one probability are found together: three of four.
-    equal = best_thresholds(torch.full((4, 1), 0.6), torch.tensor([[1], [0], [1], [1]]))
+    own = torch.tensor([[1], [0], [1], [1]])
+    equal = MultiLabel().best_thresholds(torch.full((4, 1), 0.6), own)[THRESHOLDS]
     assert equal.item() == pytest.approx(3 / 7)
 
 
@@ -103,13 +101,14 @@ def test_the_weight_decay_is_the_best_for_left_out_images():
 
 def test_thresholds_and_sure_labels_hold_for_other_images():
     tensors = tensors_of(*examples(1500, 1))
-    chosen = thresholds_of(tensors[THRESHOLDS], 3)
+    chosen = MultiLabel().thresholds(tensors[THRESHOLDS], 3)
     assert chosen[2] < 0.45  # the rarest
     values, labels = examples(4000, 2)
     rows, probabilities = of(held_out, values, labels, RECIPE, FOLDS)
     values, labels, logits = values[rows], labels[rows], probabilities.double().logit().float()
-    best, half = found_labels(logits, labels, chosen), found_labels(logits, labels)
-    assert best.summary()["f1"]["macro"] > half.summary()["f1"]["macro"] + 0.01
+    half = MultiLabelScore.of(logits, labels, 0.5)
+    best = half.at(chosen, labels)
+    assert best.of_labels()["f1"]["macro"] > half.of_labels()["f1"]["macro"] + 0.01
     marks = Confidence(tensors, RECIPE, None, 3)
     confident = probabilities >= torch.tensor(marks.confident_from)
     assert 1000 < confident.sum() < confident.numel()
@@ -127,9 +126,9 @@ def test_answers_are_the_labels_that_were_found():
     portable = tensors_of(values, labels, RECIPE.replace(arithmetic="portable"))
     assert torch.allclose(portable[THRESHOLDS], tensors[THRESHOLDS], atol=1e-3)
     assert tensors_of(values[:49], labels[:49]) == {}
-    assert thresholds_of(None, 2).tolist() == [0.5, 0.5]
+    assert MultiLabel().thresholds(None, 2).tolist() == [0.5, 0.5]
     with pytest.raises(ValueError, match="one probability for each class"):
-        thresholds_of(tensors[THRESHOLDS], 4)
+        MultiLabel().thresholds(tensors[THRESHOLDS], 4)
     with pytest.raises(ValueError, match="has no classes and probabilities"):
         least_confident(tensors[ANSWERS], 3, 0.95, balanced=False)
 

@@ -10,8 +10,7 @@ import rich.console
 import torch
 from tests.helpers import read_json, read_rows, recipe_with
 
-from lockstep.core.evaluation import Evaluation
-from lockstep.core.multi_label import found_labels
+from lockstep.core.task import MultiLabelScore, Score
 from lockstep.core.vector import Metrics, Requests
 from lockstep.errors import printable
 from lockstep.listeners import console
@@ -59,7 +58,7 @@ def run(listeners, steps=25):
     for step in range(steps):
         log.begin(step)
         step_of(log, step)
-    log.evaluation(steps, "test", {"ema": Evaluation(10, 9, 0.1), "raw": Evaluation(10, 8, 0.2)})
+    log.evaluation(steps, "test", {"ema": Score(10, 9, 0.1), "raw": Score(10, 8, 0.2)})
     log.note("a note")
     log.note("  accuracy  90%")
 
@@ -70,11 +69,9 @@ def test_plain_lines_have_the_tutorials_shape_and_cadence():
     run([plain])
     assert "90.00%" not in stream.getvalue()  # The end block says it.
     plain.evaluation(
-        EvaluationEvent(
-            0.0, 20, "test", {"ema": Evaluation(10, 9, 0.1), "raw": Evaluation(10, 8, 0.2)}
-        )
+        EvaluationEvent(0.0, 20, "test", {"ema": Score(10, 9, 0.1), "raw": Score(10, 8, 0.2)})
     )
-    plain.evaluation(EvaluationEvent(0.0, 10, "test", {"raw": Evaluation(10, 7, 0.2)}))
+    plain.evaluation(EvaluationEvent(0.0, 10, "test", {"raw": Score(10, 7, 0.2)}))
     text = stream.getvalue()
     assert "after 10 steps, accuracy on 10 test images: 70.00%\n" in text
     assert re.findall(LINE, text, re.M) == [(step, "50.0") for step in ("0", "10", "20", "24")]
@@ -231,8 +228,8 @@ def test_lines_of_several_labels_count_exact_matches(tmp_path):
     plain = console.Plain(stream, 1)
     log = Log(recipe.bind(1442), [plain, live(line, 120), MetricsFile(rows, 1)])
     step_of(log, 0)
-    found = found_labels(torch.zeros(4, 2), torch.tensor([[1, 1], [1, 1], [1, 1], [0, 1]]))
-    log.evaluation(1, "test", {"raw": Evaluation(4, 3, 0.2, multi_label=found)})
+    labels = torch.tensor([[1, 1], [1, 1], [1, 1], [0, 1]])
+    log.evaluation(1, "test", {"raw": MultiLabelScore.of(torch.zeros(4, 2), labels, 0.2)})
     assert "exact matches = 50.0 %, epoch" in stream.getvalue()
     assert "exact matches on 4 test images: 75.00%\n" in stream.getvalue()
     assert "exact 50.0%" in line.getvalue()

@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.config.placement import Placement
-from lockstep.core.evaluation import Evaluation
 from lockstep.core.monitor import ACTIVITIES
+from lockstep.core.task import Score
 from lockstep.listeners import tensorboard
 from lockstep.listeners.tensorboard import (
     EventFile,
@@ -172,7 +172,7 @@ def test_a_folder_that_cannot_be_written_costs_only_summaries(
         folder.touch()
     board = a_board(folder, nn.Linear(2, 2))
     monkeypatch.setattr(tensorboard, "checksum", full)
-    event = SimpleNamespace(step=1, time=0.0, split="test", results={"raw": Evaluation(2, 1, 0.5)})
+    event = SimpleNamespace(step=1, time=0.0, split="test", results={"raw": Score(2, 1, 0.5)})
     for _ in range(2):
         board.evaluation(event)
     board.close()

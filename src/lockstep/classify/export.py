@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lockstep.classify.predict import Classifier
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import classify
+from lockstep.core.task import task_of
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError, printable
 from lockstep.files import Record, finite, open_to_read, read_bytes
 from lockstep.head.outliers import NEIGHBOUR, Outliers
@@ -188,6 +189,7 @@ class Graph(nn.Module):
         """Take over `network`, whose recipe is `recipe`."""
         super().__init__()
         self._recipe = graph_recipe(recipe)
+        self._task = task_of(recipe)
         self.network = network
         self.register_buffer("references", outliers.references.float() if outliers else None)
         if outliers:
@@ -203,7 +205,7 @@ class Graph(nn.Module):
         """
         if self.references is None:
             logits, _ = classify(self._recipe, self.network, images, torch.ones(0))
-            return self._probabilities(logits)
+            return self._task.shares(logits)
         features = list[Tensor]()
 
         def network(view: Tensor) -> Tensor:
@@ -213,12 +215,7 @@ class Graph(nn.Module):
 
         logits, _ = classify(self._recipe, network, images, torch.ones(0))
         first = nn.functional.normalize(features[0])  # of the images as they are
-        return self._probabilities(logits), (first @ self.references.T).topk(NEIGHBOUR).values[
-            :, -1
-        ]
-
-    def _probabilities(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid() if self._recipe.multi_label else logits.softmax(1)
+        return self._task.shares(logits), (first @ self.references.T).topk(NEIGHBOUR).values[:, -1]
 
 
 def graph_recipe(recipe: Recipe) -> Recipe:

@@ -20,9 +20,9 @@ from lockstep import hardware, numerics
 from lockstep.classify.inputs import Source, Sources, image_of, in_order, is_one, items
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import classify
-from lockstep.core.loss import probabilities_of
 from lockstep.core.model import Model
 from lockstep.core.state import classifier_weights, weights_sha256
+from lockstep.core.task import task_of
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
@@ -86,7 +86,7 @@ class Classifier:
             )
         except ValueError as error:
             raise _damaged(file, error) from None
-        self.thresholds = self.confidence.found_from if recipe.multi_label else None
+        self.thresholds = self.confidence.found_from
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_shape))
@@ -266,7 +266,7 @@ class Classifier:
 
     def _probabilities(self, inputs: Tensor, counted: Tensor | None = None) -> Tensor:
         logits, _ = classify(self.recipe, self._network, inputs.to(self.device), counted)
-        return probabilities_of(logits, self.recipe.multi_label).cpu()
+        return task_of(self.recipe).probabilities(logits).cpu()
 
     def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a

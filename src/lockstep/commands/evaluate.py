@@ -35,7 +35,7 @@ from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
 from lockstep.runs.run import Run, is_held, no_checkpoint
 from lockstep.runs.statefile import DamagedFileError, step_or_best
-from lockstep.text import counted, label_rows, loss_text, scores_text
+from lockstep.text import counted, label_rows, loss_text, scores_text, words_of
 
 _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
 
@@ -123,9 +123,8 @@ class EvaluationRecord:
         """
         averaged = ", averaged weights" if self.weights == "ema" else ""
         subject = f"{self.run} after {self.step} steps{averaged}"
-        what = f"{self.split} images"
+        what = f"{self.split} images{words_of(self.f1 is not None).exactly}"
         if self.f1:
-            what += " with exactly their labels"
             rows = [scores_text(vars(self)), "", *labels_table(self.classes)]
         else:
             rows = ["", *table_lines(self.classes, self.confusion)]
@@ -141,7 +140,7 @@ class WatchedRecord(EvaluationRecord):
 
     def __str__(self) -> str:
         subject = f"step {self.step}, {self.weights}, {self.examples} {self.split} images"
-        name = "exact matches" if self.f1 else "precision @ 1"
+        name = words_of(self.f1 is not None).tutorial
         return f"{datetime.now()}: {name} = {self.accuracy:.3f}  ({subject})"
 
 

@@ -150,9 +150,11 @@ def export(
     if in_shell():
         numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
     import numpy as np
+    import torch
 
     from lockstep.classify.export import exported, in_batches, in_float32, loaded, script
     from lockstep.classify.predict import run_of
+    from lockstep.core.task import task_of
     from lockstep.jobs.replica import read_splits, splits_of
 
     text = script().encode()
@@ -179,7 +181,7 @@ def export(
             f"images of the same classes as {option('data')}",
             DATA,
         )
-    images, labels = dataset.pixels(slice(None)).numpy(), dataset.labels.numpy()
+    images = dataset.pixels(slice(None)).numpy()
     metadata = {
         "recipe": recipe.model_dump(mode="json"),
         "recipe_digest": recipe.digest(),
@@ -206,14 +208,14 @@ def export(
         )
     deliver(file, content)
     deliver(beside, text)
-    if classifier.thresholds is None:
-        predicted, expected = (found.argmax(1)[:, None] for found in (of_file, of_lockstep))
-    else:
-        least = classifier.thresholds.numpy()
-        predicted, expected = of_file >= least, of_lockstep >= least
+    task = task_of(recipe)
+    predicted, expected = (
+        task.found(torch.from_numpy(probabilities), classifier.thresholds).numpy()
+        for probabilities in (of_file, of_lockstep)
+    )
     # An output that is not finite counts as wrong, as in an evaluation.
     expected = np.where(np.isnan(of_lockstep[:, :1]), -1, expected)
-    own = labels.reshape(len(labels), -1)
+    own = task.own(dataset.labels, len(classes)).numpy()
     return ExportRecord(
         file=str(file),
         bytes=len(content),

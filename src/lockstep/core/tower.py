@@ -9,9 +9,9 @@ from torch import Tensor
 
 from lockstep import rng
 from lockstep.config.recipe import BoundRecipe
-from lockstep.core.loss import is_correct, loss_of
 from lockstep.core.network import Network
 from lockstep.core.state import State
+from lockstep.core.task import task_of
 from lockstep.core.vector import Layout, Requests, VectorBuilder
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError, option
@@ -34,6 +34,7 @@ class Tower:
     def __init__(self, bound: BoundRecipe, network: Network) -> None:
         self.bound = bound
         self._network = network
+        self._task = task_of(bound.recipe)
         self._float_buffers = {
             name: b for name, b in network.buffers.items() if b.is_floating_point()
         }
@@ -106,7 +107,7 @@ class Tower:
             network.load_buffers(state.buffers)  # The tower before this one changed them.
             network.train()
             logits = network(shard.images)
-            loss = loss_of(
+            loss = self._task.loss(
                 logits if shard.priors is None else logits + shard.priors,
                 shard.labels,
                 label_smoothing=recipe.label_smoothing,
@@ -126,7 +127,7 @@ class Tower:
                 metrics = vector.metrics
                 metrics.cross_entropy.copy_(loss)
                 metrics.last_cross_entropy.masked_fill_(tower[-1], loss)
-                metrics.correct.copy_(is_correct(logits, shard.labels).sum())
+                metrics.correct.copy_(self._task.correct(logits, shard.labels).sum())
                 metrics.requests.copy_(flags_and_tower[: -recipe.towers])
                 vector.finish(gradients, buffer_deltas, tower)
         return vector.values

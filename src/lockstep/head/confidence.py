@@ -23,16 +23,14 @@ from torch.nn import functional
 
 from lockstep.config.recipe import BoundRecipe, Recipe
 from lockstep.core.backbone import Backbone
-from lockstep.core.loss import loss_of
-from lockstep.core.multi_label import HALF, counted
 from lockstep.core.state import State
+from lockstep.core.task import THRESHOLDS, task_of
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.head.outliers import LEAST_IMAGES, Outliers, divided, every_view
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import progress
 
-THRESHOLDS = "multi_label/thresholds"  # in a model file: float32 [classes]
 # In a model file: float32 [n, 3], for each image that was held out its label, the predicted class,
 # and the probability of this class. With multi-label data there is a row for each label that was
 # found; if the image does not have it, the number of classes stands in place of the label.
@@ -56,22 +54,18 @@ def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> 
     """
     if len(train_set) < LEAST_IMAGES or not _is_linear(bound.recipe, state):
         return {}
-    classes = len(train_set.classes)
-    if train_set.multi_label:
-        rows, probabilities = held_out(bound, state, train_set, FOLDS)
-        labels, probabilities = train_set.labels[rows].cpu(), probabilities.cpu()
-        thresholds = best_thresholds(probabilities, labels)
-        images, found = (probabilities >= thresholds).nonzero().unbind(1)
-        own = torch.where(labels[images, found] == 1, found, classes)
-        answers = torch.stack([own.float(), found.float(), probabilities[images, found]], 1)
-        return {THRESHOLDS: thresholds, ANSWERS: answers}
-    smallest = int(train_set.labels.bincount(minlength=classes).min())
-    folds = -(-_ENOUGH * FOLDS // max(1, classes * smallest))
-    rows, probabilities = held_out(bound, state, train_set, min(FOLDS, folds))
-    best = probabilities.max(1)
-    labels = train_set.labels[rows].float()
-    answers = torch.stack([labels, best.indices.float(), best.values], 1)
-    return {ANSWERS: answers.cpu()}
+    classes, task = len(train_set.classes), task_of(train_set)
+    folds = FOLDS
+    if not train_set.multi_label:  # There are no thresholds, which all images decide.
+        smallest = int(train_set.counts.min())
+        folds = min(FOLDS, -(-_ENOUGH * FOLDS // max(1, classes * smallest)))
+    rows, probabilities = held_out(bound, state, train_set, folds)
+    labels, probabilities = train_set.labels[rows].cpu(), probabilities.cpu()
+    tensors = task.best_thresholds(probabilities, labels)
+    images, found = task.found(probabilities, tensors.get(THRESHOLDS)).nonzero().unbind(1)
+    own = task.true_classes(labels, images, found, classes)
+    answers = torch.stack([own.float(), found.float(), probabilities[images, found]], 1)
+    return {ANSWERS: answers, **tensors}
 
 
 def _is_linear(recipe: Recipe, state: State) -> bool:
@@ -97,10 +91,8 @@ def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> Bou
             decay = {name: c * factor for name, c in recipe.weight_decay.items()}
             trial = replace(bound, recipe=recipe.replace(weight_decay=decay, decay_factors=()))
             rows, probabilities = held_out(trial, state, train_set, FOLDS)
-            labels = train_set.labels[rows]
-            if not train_set.multi_label:
-                labels = functional.one_hot(labels, len(train_set.classes))
-            errors = (probabilities.double() - labels).square()
+            own = task_of(train_set).own(train_set.labels[rows], len(train_set.classes))
+            errors = (probabilities.double() - own.double()).square()
             # A sum of integers is the same in any order, so on every machine.
             trials[int((errors * _FINE).long().sum())] = trial
             advance(1)
@@ -131,7 +123,7 @@ def held_out(
                 continue
             views = every_view(train_set.pixels(fold_rows))[:, :used]
             logits = functional.linear(views.mean(1), weight, bias)
-            probabilities.append(logits.sigmoid() if train_set.multi_label else logits.softmax(1))
+            probabilities.append(task_of(train_set).shares(logits))
     return torch.cat(rows), torch.cat(probabilities).nan_to_num(0.0)
 
 
@@ -199,7 +191,7 @@ class Confidence:
         outliers: tells the images that are unfamiliar; None if the model file has
             none of these.
         found_from: with multi-label data, the least probability of a found label of each class,
-            float32 [classes]; 0.5 if the model file has no other.
+            float32 [classes]; 0.5 if the model file has no other. Else None.
     """
 
     def __init__(
@@ -219,7 +211,7 @@ class Confidence:
         self.confident_from: list[float] | None = None
         self.outliers = None
         _, known = divided(tensors)
-        self.found_from = thresholds_of(known.pop(THRESHOLDS, None), classes)
+        self.found_from = task_of(recipe).thresholds(known.pop(THRESHOLDS, None), classes)
         answers = known.pop(ANSWERS, None)
         if answers is not None:
             self.confident_from = least_confident(
@@ -239,37 +231,6 @@ class Confidence:
         return self.outliers(every_view(features)[:, 0])
 
 
-def thresholds_of(thresholds: Tensor | None, classes: int) -> Tensor:
-    """Return the `thresholds` of a model file, float32 [classes]; 0.5 if it has none.
-
-    Raises: ValueError if they are not sound.
-    """
-    if thresholds is None:
-        return torch.full([classes], HALF, dtype=torch.float32)
-    sound = thresholds.dtype == torch.float32 and thresholds.shape == (classes,)
-    if not sound or not ((thresholds >= 0) & (thresholds <= 1)).all():
-        raise ValueError(f"its tensor {THRESHOLDS} is not one probability for each class")
-    return thresholds
-
-
-def best_thresholds(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Return the threshold of each class, float32 [classes]; 0.5 for a class without labels.
-
-    `probabilities` is float32 [n, classes], and `labels` uint8 [n, classes].
-    """
-    columns = zip(probabilities.unbind(1), labels.bool().unbind(1), strict=True)
-    return torch.tensor([_half_of_best(*column) for column in columns], dtype=torch.float32)
-
-
-def _half_of_best(probabilities: Tensor, own: Tensor) -> float:
-    """Return half of the best F1 of one class, by `probabilities` [n] and `own`, bool [n]."""
-    total = int(own.sum())
-    if not total:
-        return HALF
-    _, found, right = counted(probabilities.double(), own)
-    return float((2 * right / (found + total).double()).max()) / 2
-
-
 def _fold_of(train_set: Dataset) -> Tensor:
     """Return the fold of each image, int64 [N]. Each fold has an equal share of each class, and
     copies and groups stay together.
@@ -284,9 +245,8 @@ def _fold_of(train_set: Dataset) -> Tensor:
         groups = torch.tensor(numbers)
     _, first_rows, group_of = np.unique(groups.numpy(), return_index=True, return_inverse=True)
     labels = train_set.labels.cpu().numpy()[first_rows]
-    if train_set.multi_label:  # an equal share of the images with the same labels
-        labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
-    by_class = np.argsort(labels, kind="stable")
+    kinds = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+    by_class = np.argsort(kinds, kind="stable")
     folds = np.empty(len(first_rows), np.int64)
     folds[by_class] = np.arange(len(first_rows)) % FOLDS
     return torch.from_numpy(folds[group_of])
@@ -325,7 +285,7 @@ def _trained(
         logits = logits.view(len(rows) * folds, -1)
         if priors is not None:
             logits = logits + priors
-        losses = loss_of(
+        losses = task_of(train_set).loss(
             logits,
             train_set.labels[rows].repeat_interleave(folds, 0),
             label_smoothing=recipe.label_smoothing,

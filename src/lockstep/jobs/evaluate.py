@@ -5,8 +5,7 @@ meanwhile. A CSV file gets what it says of each example, if asked for.
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.core.evaluation import Evaluation
-from lockstep.core.loss import probabilities_of
+from lockstep.core.task import Score, task_of
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError, option
@@ -57,7 +56,7 @@ def replica_of(spec: EvaluateSpec, ctx: Context) -> Replica:
 
 def judge(
     spec: EvaluateSpec, ctx: Context, keep_logits: bool
-) -> tuple[Replica, Dataset, Record, Evaluation]:
+) -> tuple[Replica, Dataset, Record, Score]:
     """Evaluate the checkpoint that `spec` names, with all processes. Return the replica, the
     examples, the record, and what it was made of.
 
@@ -84,7 +83,7 @@ def judge(
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
     with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
         result = replica.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
-    if result.multi_label and ctx.first and (confidence := confidence_of(spec, replica)):
+    if result.logits is not None and (confidence := confidence_of(spec, replica)):
         result = result.at(confidence.found_from, dataset.labels)
     record = {
         "run": str(run.path),
@@ -116,20 +115,12 @@ def confidence_of(spec: EvaluateSpec, replica: Replica, share: float = SHARE) ->
         raise LockstepError(f"{model} is damaged: {error}", DATA) from None
 
 
-def record_of(result: Evaluation, classes: tuple[str, ...]) -> Record:
+def record_of(result: Score, classes: tuple[str, ...]) -> Record:
     """Return the complete result, with classes and confusion matrix, for programs to read."""
-    if result.multi_label:
-        by_class = result.multi_label.by_class(classes)
-    else:
-        counts = zip(classes, result.class_examples, result.class_correct, strict=True)
-        by_class = [
-            {"name": name, "examples": n, "correct": k, "accuracy": k / n if n else None}
-            for name, n, k in counts
-        ]
     return {
         **result.summary(),
         "accuracy_interval": wilson_interval(result.correct, result.examples),
-        "classes": by_class,
+        "classes": result.by_class(classes),
         "confusion": result.confusion,
     }
 
@@ -152,7 +143,7 @@ def _differences(spec: EvaluateSpec, replica: Replica, checkpoint: StateFile) ->
 
 
 def write_predictions(
-    path: Path, ctx: Context, dataset: Dataset, result: Evaluation, confidence: Confidence | None
+    path: Path, ctx: Context, dataset: Dataset, result: Score, confidence: Confidence | None
 ) -> None:
     """Write what `result` says of each example of `dataset`, in its order, to the file `path`.
     `confidence` tells which answers are confident; None: this is not known.
@@ -172,24 +163,24 @@ def write_predictions(
     deliver(path, write)
 
 
-def _lines(dataset: Dataset, result: Evaluation, confidence: Confidence | None) -> Iterator[str]:
+def _lines(dataset: Dataset, result: Score, confidence: Confidence | None) -> Iterator[str]:
     """Yield the lines of the file."""
     assert result.logits is not None
-    classes, multi_label = dataset.classes, dataset.multi_label
-    thresholds = result.multi_label.thresholds if result.multi_label else None
-    yield prediction_table.head(classes, multi_label=multi_label, with_truth=True)
+    classes, task = dataset.classes, task_of(dataset)
+    yield prediction_table.head(classes, multi_label=dataset.multi_label, with_truth=True)
     for row, (name, logits) in enumerate(zip(dataset.names(), result.logits, strict=True)):
-        probabilities = probabilities_of(logits[None], multi_label)[0]
+        probabilities = task.probabilities(logits[None])[0]
         least, unfamiliar = None, False
         if confidence is not None:
             least = confidence.confident_from
             unfamiliar = bool(confidence.unfamiliar(dataset.pixels(slice(row, row + 1)).cpu()))
-        prediction = prediction_of(name, probabilities, classes, 1, thresholds, least, unfamiliar)
+        prediction = prediction_of(
+            name, probabilities, classes, 1, result.thresholds, least, unfamiliar
+        )
         yield prediction_table.row(prediction, classes, labels_of(dataset, row))
 
 
 def labels_of(images: Dataset, row: int) -> list[str]:
     """Return the names of the labels of an example."""
-    label = images.labels[row]
-    numbers = label.nonzero()[:, 0].tolist() if images.multi_label else [int(label)]
-    return [images.classes[number] for number in numbers]
+    own = task_of(images).own(images.labels[row : row + 1], len(images.classes))
+    return [images.classes[number] for number in own[0].nonzero()[:, 0].tolist()]

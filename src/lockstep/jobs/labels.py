@@ -3,9 +3,8 @@ without these images contradict them.
 """
 
 import torch
-from torch import Tensor
 
-from lockstep.core.multi_label import HALF
+from lockstep.core.task import Doubt, task_of
 from lockstep.data.dataset import Dataset
 from lockstep.files import Record
 from lockstep.head import confidence
@@ -21,8 +20,9 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
 
     Five heads are trained, each without a fifth of the images, and classify these; copies and
     groups are in one fifth. "doubtful" has the images that another class fits better than their
-    own, the least probable label first. With multi-label data, each class is judged alone, see
-    `doubted`.
+    own, the least probable label first. With multi-label data, each class is judged alone: "better"
+    is None for a label that an image probably should not have, and "label" for one that it probably
+    lacks.
     """
     recipe = spec.recipe
     surveyed = spec.surveyed or recipe.survey(spec.placement.data).require_sound().examples()
@@ -41,53 +41,24 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
     known = surveyed.paths.split("\0")
     paths = [path for name in names for path in known[parts[name]]]
     paths = [paths[row] for row in rows.tolist()]
-    judge = doubted if recipe.multi_label else better_labels
-    doubtful = judge(paths, every.labels[rows].cpu(), probabilities.cpu(), every.classes)
-    doubtful.sort(key=lambda row: row["probability"])
+    doubts = task_of(every).doubts(every.labels[rows].cpu(), probabilities.cpu())
+    doubtful = records_of(doubts, paths, every.classes)
     return {"folder": str(spec.placement.data), "images": len(every), "doubtful": doubtful}
 
 
-def better_labels(
-    paths: list[str], labels: Tensor, probabilities: Tensor, classes: tuple[str, ...]
-) -> list[Record]:
-    """Return the images that another class fits better than that of `labels`, int64 [n]. The
-    `probabilities` are float32 [n, classes].
-    """
-    better = probabilities.argmax(1)
-    rows = (better != labels).nonzero()[:, 0].tolist()
+def records_of(doubts: list[Doubt], paths: list[str], classes: tuple[str, ...]) -> list[Record]:
+    """Return the `doubts` about the images at `paths`, the least probable label first."""
+    name_of = dict[int | None, str](enumerate(classes)).get
     return [
         {
             "path": paths[row],
-            "label": classes[labels[row]],
-            "probability": float(probabilities[row, labels[row]]),
-            "better": classes[better[row]],
-            "probability_of_better": float(probabilities[row, better[row]]),
+            "label": name_of(label),
+            "probability": share,
+            "better": name_of(better),
+            "probability_of_better": share_of_better,
         }
-        for row in rows
+        for row, label, share, better, share_of_better in sorted(doubts, key=lambda one: one[2])
     ]
-
-
-def doubted(
-    paths: list[str], labels: Tensor, probabilities: Tensor, classes: tuple[str, ...]
-) -> list[Record]:
-    """Return each label that an image has and probably should not have, with "better" None; and
-    each label that it probably lacks, with "label" None. `labels` are uint8 [n, classes].
-    """
-    own = labels.bool()
-    doubtful = []
-    for row, label in (own != (probabilities >= HALF)).nonzero().tolist():
-        share = float(probabilities[row, label])
-        has = bool(own[row, label])
-        doubtful.append(
-            {
-                "path": paths[row],
-                "label": classes[label] if has else None,
-                "probability": share if has else 1 - share,
-                "better": None if has else classes[label],
-                "probability_of_better": 1 - share if has else share,
-            }
-        )
-    return doubtful
 
 
 def joined(splits: list[Dataset]) -> Dataset:

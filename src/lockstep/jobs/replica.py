@@ -13,12 +13,13 @@ from lockstep import files, hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.captured import Captured, obstacle
-from lockstep.core.evaluation import Evaluation, Progress, classify, evaluate
+from lockstep.core.evaluation import Progress, classify, evaluate
 from lockstep.core.loop import updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, classifier_weights
 from lockstep.core.steps import Observer
+from lockstep.core.task import Score
 from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
 from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, folder
@@ -37,7 +38,7 @@ from lockstep.pictures.examples import Examples
 from lockstep.runs.provenance import fingerprint, imported_code, sources
 from lockstep.runs.statefile import FROZEN_FILE
 from lockstep.schema import load_object
-from lockstep.text import listed
+from lockstep.text import listed, words_of
 
 _VALIDATION = ("validation", "val", "valid")  # names that users give to this split
 
@@ -244,7 +245,7 @@ class Replica:
         weights: str,
         progress: Progress = lambda share: None,
         keep_logits: bool = False,
-    ) -> Evaluation:
+    ) -> Score:
         """Evaluate the "ema" or "raw" weights."""
         parameters = self.state.parameters_of(weights)
         return evaluate(
@@ -258,13 +259,13 @@ class Replica:
             self._chunks,
         )
 
-    def evaluate_all(self, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
+    def evaluate_all(self, progress: Progress = lambda share: None) -> dict[str, Score]:
         """Evaluate every kind of weights on the test set, for a head with logits.
 
         The classifier's weights come first.
         """
         kinds = dict.fromkeys((self.recipe.own_weights, "raw"))
-        results = dict[str, Evaluation]()
+        results = dict[str, Score]()
         for kind in kinds:
             results[kind] = self.evaluate(
                 self.test_set,
@@ -341,12 +342,12 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
     """
     train_set, name = splits["train"], recipe.evaluated_split
     if train_set.multi_label != recipe.multi_label:
-        found = "any number of labels" if train_set.multi_label else "one label each"
         remedy = option("multi_label", train_set.multi_label)
         if train_set.multi_label and (train_set.labels.sum(1) == 1).all():
             remedy += ", or labels.argmax(1), as each image has exactly one"
         raise LockstepError(
-            f"the images of dataset {recipe.dataset} have {found}, and the recipe has "
+            f"the images of dataset {recipe.dataset} have "
+            f"{words_of(train_set.multi_label).labels}, and the recipe has "
             f"multi_label={recipe.multi_label}: give {remedy}",
             DATA,
         )

@@ -2,11 +2,9 @@
 mistakes.
 """
 
-import torch
 from torch import Tensor
 
-from lockstep.core.evaluation import predicted
-from lockstep.core.loss import probabilities_of
+from lockstep.core.task import task_of
 from lockstep.files import Record
 from lockstep.head.activation import class_activation_map
 from lockstep.jobs.context import Context
@@ -36,21 +34,15 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     if not ctx.first or logits is None:
         return None
     labels = dataset.labels.cpu()
-    thresholds = result.multi_label.thresholds if result.multi_label else None
-    probabilities = probabilities_of(logits, spec.recipe.multi_label)
+    thresholds = result.thresholds
+    probabilities = task_of(dataset).probabilities(logits)
     counted = probabilities.nan_to_num(0.0)  # Where the logits are not finite, no class has any.
     images = replica.splits[spec.split]
     names = dataset.names()
     confidences = [confidence_of(spec, replica, share) for share in _CONFIDENT]
     confident = [one and confident_answers(one, dataset, counted) for one in confidences]
-    if thresholds is None:
-        judged, right = counted.amax(1), predicted(logits, logits.shape[1]) == labels
-        certainty = judged.masked_fill(right, -1.0)
-    else:
-        own = labels.bool()
-        judged, right = counted.flatten(), own.flatten()
-        wrong = (probabilities >= torch.tensor(thresholds)) != own
-        certainty = (counted - own.double()).abs().masked_fill(~wrong, -1.0).amax(1)
+
+    certainty = result.certainty(labels, counted)
     mistakes = certainty.argsort(descending=True, stable=True)[: int((certainty >= 0).sum())]
 
     def shown(row: int) -> Record:
@@ -92,7 +84,7 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     return {
         **record,
         "notes": record["notes"] + other * (spec.split == ALL),
-        "expected_calibration_error": expected_calibration_error(judged, right),
+        "expected_calibration_error": expected_calibration_error(*result.judged(labels, counted)),
         "confident": confident,
         "mistakes": [*map(shown, mistakes[:_SHOWN].tolist())],
     }

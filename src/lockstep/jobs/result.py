@@ -7,11 +7,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from lockstep.config.recipe import Recipe
-from lockstep.core.evaluation import Evaluation
-from lockstep.core.loss import probabilities_of
+from lockstep.core.task import Score, task_of
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.files import Record
@@ -25,7 +23,6 @@ from lockstep.runs.run_folder import RunFolder
 from lockstep.text import (
     cell_text,
     counted,
-    few,
     gpu_text,
     listed,
     noted,
@@ -37,7 +34,6 @@ from lockstep.text import (
 
 _FEW = 20  # A class with fewer training images causes a warning.
 _UNEQUAL = 4  # ratio of the largest class to the smallest from which on there is a warning
-_WIDE = 0.3  # A wider interval of F1 causes a warning.
 # Fields of result.json that tell of the computers, the time and the sessions. `Result.decided`
 # returns all others but the link.
 STATED = (
@@ -58,12 +54,12 @@ class Result:
     """
 
     replica: Replica
-    evaluations: Mapping[str, Evaluation]
+    evaluations: Mapping[str, Score]
     confident: Record | None
     memory: list[int]
 
     @property
-    def best(self) -> Evaluation:
+    def best(self) -> Score:
         """Return the evaluation of the classifier's weights."""
         return next(iter(self.evaluations.values()))
 
@@ -87,31 +83,12 @@ class Result:
         right, examples, name = rows[0]
         right_of_best, examples_of_best, best_name = rows[-1]
         if right / examples < right_of_best / examples_of_best / 2:
-            verb = "get this label" if best.multi_label else "are classified correctly"
             texts.append(
                 f"class {name} is recognized less well than class {best_name}: {right} of "
-                f"{plural(examples, 'image')} {verb}, against {right_of_best} of {examples_of_best}"
+                f"{plural(examples, 'image')} {best.words.correct}, against {right_of_best} of "
+                f"{examples_of_best}"
             )
-        uncertain = []
-        for row in best.multi_label.by_class(names) if best.multi_label else ():
-            interval = row["f1_interval"] if row["examples"] else (0.0, 1.0)
-            if interval[1] - interval[0] > _WIDE:
-                images = plural(row["examples"], "image")
-                uncertain.append(f"{row['name']} {cell_text(interval)} ({images})")
-        if uncertain:
-            split = self.replica.recipe.evaluated_split
-            texts.append(
-                f"F1 is uncertain for labels that few {split} images have: {few(uncertain)}"
-            )
-        share, most_common = max(zip(best.class_examples, names, strict=True))
-        if (
-            not best.multi_label
-            and wilson_interval(best.correct, best.examples)[0] <= share / best.examples
-        ):
-            texts.append(
-                f"this accuracy may be chance: a classifier that always answers {most_common} "
-                f"reaches {share / best.examples:.2%}"
-            )
+        texts += best.cautions(names, self.replica.recipe.evaluated_split)
         texts += filter(None, [self.replica.test_set.caution])
         if self.replica.recipe.head is not None and len(train_set) < outliers.LEAST_IMAGES:
             texts.append(
@@ -132,9 +109,8 @@ class Result:
             "accuracy_without_augmentation": best.summary().get("accuracy_without_augmentation"),
             "confident": self.confident,
         }
-        if best.multi_label:
-            classes = best.multi_label.by_class(replica.splits["train"].classes)
-            found |= {**best.multi_label.summary(), "classes": classes}
+        if labels := best.of_labels():
+            found |= {**labels, "classes": best.by_class(replica.splits["train"].classes)}
         return {
             "recipe": recipe.name,
             "digest": recipe.digest(),
@@ -191,9 +167,7 @@ class Result:
         if record.get("accuracy_without_augmentation", best.accuracy) != best.accuracy:
             alone = record["accuracy_without_augmentation"]
             others += f"; {alone:.2%} without test-time augmentation"
-        what = f"{recipe.evaluated_split} images" + " with exactly their labels" * bool(
-            best.multi_label
-        )
+        what = f"{recipe.evaluated_split} images{best.words.exactly}"
         counts = counted(best.correct, best.examples, what)
         judge = recipe.command("eval", run)
         use = command("recipes")
@@ -205,14 +179,12 @@ class Result:
         scope = _scope_of_bits(recipe, record["mixed_arithmetic"], record["device"])
         left_out = noted(recipe.left_out, "image", "that could not be read")
         lines = [("accuracy", f"{best.accuracy:.2%} ({counts}){others}")]
-        if best.multi_label:
-            lines.append(("labels", scores_text(best.multi_label.summary())))
+        if "f1" in record:
+            lines.append(("labels", scores_text(record)))
         if self.confident is not None:
             share, count, _, coverage, accuracy, *_ = self.confident.values()
-            of = f"{best.examples} {recipe.evaluated_split} images"
-            if best.multi_label:
-                of = f"{plural(sum(best.multi_label.found), 'label')} that were found"
-            of = f"{count} of {of} (coverage {cell_text(coverage)})"
+            of = f"{count} of {best.answers(recipe.evaluated_split)} (coverage "
+            of += f"{cell_text(coverage)})"
             lines.append(
                 ("confident", f"{of}, accuracy {cell_text(accuracy)} (target: {share:.0%})")
             )
@@ -240,7 +212,7 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool, device: str) -> str:
 
 def judged(
     replica: Replica,
-    evaluations: dict[str, Evaluation],
+    evaluations: dict[str, Score],
     model: Mapping[str, Tensor],
     memory: list[int],
 ) -> Result:
@@ -252,10 +224,9 @@ def judged(
     recipe, test_set = replica.recipe, replica.test_set
     kind, best = next(iter(evaluations.items()))
     confidence, confident = Confidence(model, recipe, replica.backbone, len(test_set.classes)), None
-    if best.multi_label:
-        evaluations = evaluations | {kind: best.at(confidence.found_from, test_set.labels)}
     if best.logits is not None:
-        probabilities = probabilities_of(best.logits, test_set.multi_label)
+        evaluations = evaluations | {kind: best.at(confidence.found_from, test_set.labels)}
+        probabilities = task_of(test_set).probabilities(best.logits)
         confident = confident_answers(confidence, test_set, probabilities)
     return Result(replica, evaluations, confident, memory)
 
@@ -273,19 +244,17 @@ def confident_answers(
     """
     if confidence.confident_from is None:
         return None
-    classes, own = len(dataset.classes), dataset.labels.cpu()
+    task = task_of(dataset)
     least = torch.tensor(confidence.confident_from, dtype=torch.float64)
     unfamiliar = confidence.unfamiliar(dataset.pixels(slice(None)).cpu())
     confident = (probabilities.float() >= least) & ~unfamiliar[:, None]
-    if dataset.multi_label:
-        answers = probabilities >= confidence.found_from
-    else:
-        answers, own = functional.one_hot(torch.stack([probabilities.argmax(1), own]), classes)
-    confident &= answers.bool()
-    every, count, right = (int(each.sum()) for each in (answers, confident, confident & own.bool()))
+    answers = task.found(probabilities, confidence.found_from)
+    confident &= answers
+    own = task.own(dataset.labels.cpu(), len(dataset.classes))
+    every, count, right = (int(each.sum()) for each in (answers, confident, confident & own))
     return {
         "share": confidence.share,
-        "labels" if dataset.multi_label else "images": count,
+        task.unit: count,
         "right": right,
         "coverage": count / every if every else None,
         "accuracy": right / count if count else None,

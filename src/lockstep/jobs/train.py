@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import torch
 
-from lockstep.core.evaluation import Evaluation
+from lockstep.core.task import Score
 from lockstep.core.vector import Requests
 from lockstep.errors import SIGNAL_BASE
 from lockstep.files import Record
@@ -80,7 +80,7 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
         return writer.finish(evaluations, memory.flatten().tolist())
 
 
-def _evaluate_if_due(replica: Replica, writer: RunWriter, ctx: Context) -> dict[str, Evaluation]:
+def _evaluate_if_due(replica: Replica, writer: RunWriter, ctx: Context) -> dict[str, Score]:
     """Evaluate and report the state, if that is due. Return the results, or nothing."""
     if not writer.policy.should_evaluate(replica.state.step):
         return {}
@@ -89,7 +89,7 @@ def _evaluate_if_due(replica: Replica, writer: RunWriter, ctx: Context) -> dict[
     return results
 
 
-def _evaluate(replica: Replica, writer: RunWriter, ctx: Context) -> dict[str, Evaluation]:
+def _evaluate(replica: Replica, writer: RunWriter, ctx: Context) -> dict[str, Score]:
     """Evaluate the state. It is saved, or being saved, so a signal ends this process at once."""
 
     def progress(share: float) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.core.evaluation import Evaluation
 from lockstep.core.state import NamedTensors
 from lockstep.core.steps import Observer
+from lockstep.core.task import Score
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record, finite
 from lockstep.jobs.agreement import require_agreement, restore
@@ -214,7 +214,7 @@ def _of_checkpoint(run: Run, replica: Replica, loaded: int | None) -> Iterator[R
             yield {"step": state.step, "what": "checkpoints", **found}
 
 
-def _of_result(run: Run, replica: Replica, evaluations: dict[str, Evaluation]) -> Iterator[Record]:
+def _of_result(run: Run, replica: Replica, evaluations: dict[str, Score]) -> Iterator[Record]:
     """Yield what result.json and model.safetensors state, beside the same of the replayed state and
     its `evaluations`.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import BoundRecipe
-from lockstep.core.evaluation import Evaluation
+from lockstep.core.task import Score
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.errors import ENVIRONMENT, LockstepError
@@ -199,7 +199,7 @@ class RunWriter:
                 self.policy.best_step,
             )
 
-    def evaluated(self, results: dict[str, Evaluation]) -> None:
+    def evaluated(self, results: dict[str, Score]) -> None:
         """Record and report evaluations of the state by kind of weights, the classifier's first."""
         step = self.replica.state.step
         self.log.evaluation(step, self.spec.recipe.evaluated_split, results)
@@ -241,7 +241,7 @@ class RunWriter:
         self.log.note(*console.block([("stopped", done), ("resume", again)]))
         self.ctx.send("stopped", True)
 
-    def finish(self, evaluations: dict[str, Evaluation], memory: list[int]) -> Record | None:
+    def finish(self, evaluations: dict[str, Score], memory: list[int]) -> Record | None:
         """Write the model and the result, and print the end block. Return the result in process 0.
 
         `memory` is each process's peak, in bytes.

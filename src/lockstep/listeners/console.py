@@ -19,11 +19,10 @@ from rich.table import Column
 from lockstep.errors import printable
 from lockstep.files import discard
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent
+from lockstep.text import words_of
 
 _BAR = 12  # columns of the bar
 _WEIGHTS = {"ema": " with averaged weights", "raw": " with the weights of the last step"}
-# The name of an accuracy: of single-label data, and of multi-label data.
-_ACCURACY = ("accuracy", "exact matches")
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 
 
@@ -63,9 +62,10 @@ class Plain(Listener):
         )
         self._print(
             f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
-            f"({rate}/sec; {event.s_per_step:.3f} sec/batch), {_ACCURACY[event.multi_label]} = "
-            f"{100 * event.accuracy:.1f} %, epoch = {event.epoch:.1f}, "
-            f"lr = {event.learning_rate:.2g}, {', '.join([_eta(event), *_busy(event)])}"
+            f"({rate}/sec; {event.s_per_step:.3f} sec/batch), "
+            f"{words_of(event.multi_label).accuracy} = {100 * event.accuracy:.1f} %, "
+            f"epoch = {event.epoch:.1f}, lr = {event.learning_rate:.2g}, "
+            f"{', '.join([_eta(event), *_busy(event)])}"
         )
 
     def evaluating(self, step: int, split: str, share: float) -> None:
@@ -93,8 +93,7 @@ class Plain(Listener):
         ]
         prefix = f"{datetime.fromtimestamp(event.time)}: after {event.step} steps"
         images = f"{first.examples} {event.split} images"
-        what = _ACCURACY[first.multi_label is not None]
-        self._print(f"{prefix}, {what} on {images}: {', '.join(parts)}")
+        self._print(f"{prefix}, {first.words.accuracy} on {images}: {', '.join(parts)}")
 
     def note(self, *lines: str, detail: bool = False) -> None:
         """Print the message; a detail only if the listener is verbose."""
@@ -148,7 +147,7 @@ class Live(Plain):
             f"step {done:>{len(str(event.steps))}}/{event.steps}",
             _eta(event),
             f"loss {event.loss:.3f}",
-            f"{'exact' if event.multi_label else 'acc'} {event.accuracy:.1%}",
+            f"{words_of(event.multi_label).short} {event.accuracy:.1%}",
             f"{speed}/s",
             f"epoch {event.epoch:.1f}",
             f"lr {event.learning_rate:.2g}",

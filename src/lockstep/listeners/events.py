@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lockstep.core.evaluation import Evaluation
+    from lockstep.core.task import Score
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class EvaluationEvent:
     time: float
     step: int
     split: str
-    results: "dict[str, Evaluation]"
+    results: "dict[str, Score]"
 
 
 class Tensors(NamedTuple):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lockstep.config.recipe import BoundRecipe
-from lockstep.core.evaluation import Evaluation
 from lockstep.core.monitor import Mark, Monitor, mean_seconds
 from lockstep.core.state import State
 from lockstep.core.steps import Observer
+from lockstep.core.task import Score
 from lockstep.core.tower import named_towers
 from lockstep.core.vector import Metrics
 from lockstep.hardware import memory_bytes
@@ -150,7 +150,7 @@ class Log(Observer):
         for listener in self.listeners:
             listener.evaluating(step, split, share)
 
-    def evaluation(self, step: int, split: str, results: dict[str, Evaluation]) -> None:
+    def evaluation(self, step: int, split: str, results: dict[str, Score]) -> None:
         """Report the results of an evaluation on `split` after `step` updates, by kind of
         weights.
         """

@@ -124,21 +124,20 @@ def prediction_of(
     """
     if probabilities.isnan().any():
         return Prediction(source, error="the network's output is not finite")
-    row, several = probabilities.numpy(), thresholds is not None
+    row = probabilities.numpy()
     ranked, found = verdict(row, thresholds, confident_from, unfamiliar)
     shown = ranked[: max([top, *(ranked.index(label) + 1 for label in found)])]
     names, shares = [classes[label] for label in shown], row[shown].tolist()
     by_label = {classes[label]: mark for label, mark in found.items()}
-    return Prediction(
-        source,
-        names[0],
-        ranked[0],
-        shares[0],
-        tuple(zip(names, shares, strict=True)),
-        tuple(by_label) if several else None,
-        ("unfamiliar" if unfamiliar else None) if several else by_label[names[0]],
-        {label: mark for label, mark in by_label.items() if mark} if several else None,
-        probabilities=row,
+    top_classes = tuple(zip(names, shares, strict=True))
+    prediction = Prediction(source, names[0], ranked[0], shares[0], top_classes, probabilities=row)
+    if thresholds is None:
+        return replace(prediction, mark=by_label[names[0]])
+    return replace(
+        prediction,
+        labels=tuple(by_label),
+        mark="unfamiliar" if unfamiliar else None,
+        marks={label: mark for label, mark in by_label.items() if mark},
     )
 
 

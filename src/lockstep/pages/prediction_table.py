@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 
 from lockstep.pages.prediction import Prediction
+from lockstep.text import words_of
 
 # Control characters, those that turn the direction of writing, surrogates, ends of lines, and what
 # begins an escape. Others stay, as a cell must name its file: also spaces without break, and the
@@ -36,7 +37,7 @@ def head(classes: Sequence[str], *, multi_label: bool, with_truth: bool = False)
     `with_truth` adds the column of the true labels. A class with the name of a column before it is
     called "class NAME".
     """
-    ending = "s" if multi_label else ""
+    ending = words_of(multi_label).ending
     true = [f"true_label{ending}"] if with_truth else []
     names = ["file", *true, f"label{ending}", "probability", f"mark{ending}", "error"]
     for name in classes:

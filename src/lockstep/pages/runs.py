@@ -8,7 +8,16 @@ from lockstep.pictures.photos import ALL
 from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.runs.run import Run, judged_rows
 from lockstep.schema import dotted
-from lockstep.text import cell_text, duration, gpu_text, label_rows, loss_text, plural, scores_text
+from lockstep.text import (
+    cell_text,
+    duration,
+    gpu_text,
+    label_rows,
+    loss_text,
+    plural,
+    scores_text,
+    words_of,
+)
 
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve
@@ -42,7 +51,7 @@ def page(run: Run, record: Record | None = None, lacking: str | None = None) -> 
     judged = []
     if record is not None:
         notes += record["notes"]
-        found = labels(record) if record.get("f1") else confusion(record)
+        found = labels(record) if "f1" in record else confusion(record)
         judged = [found, calibration(record), *pictures(record)]
     sections = [training(run), *judged, provenance(run)]
     return render(f"Run {run.path.resolve().name}", sections, headline(run, record), notes)
@@ -98,9 +107,7 @@ def training(run: Run) -> Section:
                     [(row["step"], row["accuracy"]) for row in tested],
                 )
             )
-        by = ""
-        if run.recipe().multi_label and key == "accuracy":
-            by = " (images that get exactly their labels, with the threshold 0.5)"
+        by = words_of(run.recipe().multi_label).curve * (key == "accuracy")
         form = ".1%" if key == "accuracy" else ".4g"
         ends = [f"{line.name} {' to '.join(_ends(line, form))}" for line in lines if line.points]
         drawn.append(
@@ -166,14 +173,10 @@ def calibration(record: Record) -> Section:
     """Return the section with the expected calibration error, and for each target the coverage and
     accuracy of confident answers, where these are known.
     """
-    compared = "the probability of the predicted class and the share of correct images"
-    answers = f"{record['split']} images"
-    if record.get("f1"):
-        compared = "the probability of a label and the share of images that have it"
-        answers = "labels that are found"
+    words = words_of("f1" in record)
     text = (
         f"Expected calibration error: {record['expected_calibration_error']:.2%}, the mean "
-        f"distance between {compared}, over 15 bins (Guo et al. 2017)."
+        f"distance between {words.compared}, over 15 bins (Guo et al. 2017)."
     )
     if None in record["confident"]:
         return Section("Calibration", [text])
@@ -185,6 +188,7 @@ def calibration(record: Record) -> Section:
         rows.append(
             [f"{share:.0%}", least, f"{cell_text(coverage)} ({count:,})", cell_text(accuracy)]
         )
+    answers = words.answers.format(record["split"])
     head = ["target", "threshold", f"coverage of {answers}", "accuracy of confident answers"]
     return Section("Calibration and confident answers", [text, _CONFIDENT], table=Table(head, rows))
 
@@ -194,11 +198,11 @@ def pictures(record: Record) -> list[Section]:
     if not record["mistakes"]:
         return []
     explained = any(mistake["evidence"] for mistake in record["mistakes"])
-    wrong = "Images with a wrong or missed label" if record.get("f1") else "Misclassified images"
+    mistaken = words_of("f1" in record).mistaken
     return [
         Section(
             "Worst mistakes",
-            [f"{wrong}, the most certain first.", *[_EVIDENCE] * explained],
+            [f"{mistaken}, the most certain first.", *[_EVIDENCE] * explained],
             pictures=[_picture(mistake) for mistake in record["mistakes"]],
         )
     ]
