@@ -70,7 +70,7 @@ _WHOLE = (
     "versions",
 )
 _OF_PICTURES = ("pictures", "recipes/fitting.py")
-_OF_ANSWERS = (*_OF_PICTURES, "classify", "jobs/report.py")
+_OF_ANSWERS = (*_OF_PICTURES, "classify", "jobs/judge.py", "jobs/report.py")
 # What else decides the records whose names begin so.
 _ALSO = {
     "fit": _OF_PICTURES,

@@ -9,6 +9,7 @@ from tests.helpers import lockstep_error, recipe_with
 from torch import nn
 
 from lockstep.core.state import State
+from lockstep.core.task import Score
 from lockstep.data.dataset import Dataset
 from lockstep.head.confidence import (
     ANSWERS,
@@ -19,7 +20,7 @@ from lockstep.head.confidence import (
     least_confident,
     with_best_decay,
 )
-from lockstep.jobs.result import confident_answers
+from lockstep.jobs.judge import judge
 from lockstep.pages.verdict import verdict
 
 RECIPE = recipe_with("photos", {"precision": "float32", "steps": 40, "batch": 64})
@@ -286,13 +287,17 @@ def test_decay_factors_need_a_linear_head_with_a_bias():
 )
 def test_coverage_and_accuracy_are_those_of_confident_answers(thresholds, counts):
     class Known(Confidence):
+        found_from = outliers = None
+
         def __init__(self):
-            self.share, self.confident_from, self.outliers = 0.95, thresholds, None
-            self.found_from = None
+            pass
+
+        def least(self, share):
+            return thresholds
 
     images = torch.zeros(4, 1, 1, 1, dtype=torch.uint8)
     dataset = Dataset(images, torch.tensor([0, 0, 1, 1]), ("a", "b"), "")
     # right; not confident; right; confident and wrong
-    probabilities = torch.tensor([[0.6, 0.4], [0.4, 0.6], [0.05, 0.95], [0.7, 0.3]]).double()
-    found = confident_answers(Known(), dataset, probabilities)
+    logits = torch.tensor([[0.6, 0.4], [0.4, 0.6], [0.05, 0.95], [0.7, 0.3]]).log()
+    found = judge(dataset, Score(4, 2, 0.5, logits=logits), Known()).confident()
     assert tuple(found[key] for key in ("images", "right", "coverage", "accuracy")) == counts

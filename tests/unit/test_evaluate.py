@@ -26,6 +26,7 @@ from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.task import MultiLabelScore, Score
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
+from lockstep.jobs.judge import Judgement
 from lockstep.jobs.result import Result
 from lockstep.jobs.startup import startup_lines
 from lockstep.recipes import get_recipe
@@ -295,13 +296,9 @@ def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings)
     labels = torch.tensor([label for label, count in enumerate(training) for _ in range(count)])
     dataset = Dataset(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, ("a", "b"), "")
     test_set = replace(dataset, caution="9 look alike" if head is None else "")
-    recipe = SimpleNamespace(head=head, evaluated_split="test")
-    replica = SimpleNamespace(splits={"train": dataset}, test_set=test_set, recipe=recipe)
-    rows = tuple(map(tuple, confusion))
-    best = Score(200, rows[0][0] + rows[1][1], 0.5, (100, 100), rows)
-    assert Result(replica, {"raw": best}, None, []).warnings() == warnings + [test_set.caution] * (
-        head is None
-    )
+    score = Score(200, confusion[0][0] + confusion[1][1], 0.5, (100, 100), confusion)
+    found = Judgement(test_set, score, None).warnings(dataset, "test", head)
+    assert found == warnings + [test_set.caution] * (head is None)
 
 
 def test_labels_with_few_test_images_have_an_uncertain_f1():
@@ -310,10 +307,8 @@ def test_labels_with_few_test_images_have_an_uncertain_f1():
     logits = torch.where(own == 1, 9.0, -9.0)
     logits[:2, 1] = -9.0
     images = Dataset(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), 1 - own, ("a", "b", "c"), "")
-    recipe = SimpleNamespace(head=None, evaluated_split="test")
-    replica = SimpleNamespace(splits={"train": images}, test_set=images, recipe=recipe)
-    best = MultiLabelScore.of(logits, own, 0.5)
-    assert Result(replica, {"raw": best}, None, []).warnings() == [
+    judgement = Judgement(images, MultiLabelScore.of(logits, own, 0.5), None)
+    assert judgement.warnings(images, "test", None) == [
         "F1 is uncertain for labels that few test images have: b 46.2 to 94.9% (6 images), "
         "c 0.0 to 100.0% (0 images)"
     ]
@@ -336,10 +331,9 @@ def end_block(recipe, **changes):
         "device": "cpu",
         **changes,
     }
-    replica = SimpleNamespace(recipe=recipe, gpus={})
-    return dict(
-        Result(replica, {"raw": best}, None, []).lines(record, Path("runs/x/model.safetensors"))
-    )
+    replica, judgement = SimpleNamespace(recipe=recipe, gpus={}), SimpleNamespace(score=best)
+    result = Result(replica, {"raw": best}, judgement)
+    return dict(result.lines(record, Path("runs/x/model.safetensors")))
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorials/from-nothing.md"])

@@ -2,13 +2,14 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from lockstep.commands.evaluate import EvaluationRecord, WatchedRecord
 from lockstep.core.task import Score
 from lockstep.errors import printable
-from lockstep.jobs.evaluate import record_of
+from lockstep.jobs.judge import Judgement
 from lockstep.text import counted, wilson_interval
 
 
@@ -17,7 +18,8 @@ def evaluation(classes, confusion, lost=0, loss=0.5):
     correct = sum(row[label] for label, row in enumerate(confusion))
     result = Score(sum(examples), correct, loss, examples, tuple(map(tuple, confusion)))
     subject = {"run": "runs/x", "step": 1000, "split": "test", "weights": "ema"}
-    return EvaluationRecord(**json.loads(json.dumps(subject | record_of(result, classes))))
+    record = Judgement(SimpleNamespace(classes=classes), result, None).record()
+    return EvaluationRecord(**json.loads(json.dumps(subject | record)))
 
 
 SMALL = evaluation(("cat", "a long name", "dog"), [[3, 1, 0], [0, 0, 0], [0, 10, 90]], lost=1)

@@ -56,7 +56,7 @@ def judged(run, data, spec=EvaluateSpec, job=evaluate):
 def test_names_are_those_of_the_files_that_were_evaluated(run, tmp_path, monkeypatch):
     """A job looks for images once. Files that come meanwhile change no name, and no other row."""
     photos, table, surveys = tmp_path / "photos", tmp_path / "table.csv", []
-    real, survey = evaluate_module.judge, photos_module.survey_folder
+    real, survey = evaluate_module.judge_checkpoint, photos_module.survey_folder
 
     def judge(*arguments):
         judged = real(*arguments)
@@ -68,7 +68,7 @@ def test_names_are_those_of_the_files_that_were_evaluated(run, tmp_path, monkeyp
         surveys.append(arguments[0])
         return survey(*arguments, **options)
 
-    monkeypatch.setattr(evaluate_module, "judge", judge)
+    monkeypatch.setattr(evaluate_module, "judge_checkpoint", judge)
     monkeypatch.setattr(photos_module, "survey_folder", counted)
     evaluate(EvaluateSpec(**fields_of_run(run, False), predictions=table), Context())
     assert surveys == [photos]

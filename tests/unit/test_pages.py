@@ -13,7 +13,8 @@ from tests.conftest import NATIVE
 
 from lockstep.config.placement import Placement
 from lockstep.jobs.context import Context
-from lockstep.jobs.report import expected_calibration_error, report
+from lockstep.jobs.judge import calibration_error
+from lockstep.jobs.report import report
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages import figures, runs
 from lockstep.pages.figures import Line
@@ -78,7 +79,7 @@ def test_the_job_counts_as_eval_and_finds_the_worst_mistakes(judged):
 
 def test_calibration_error_is_mean_distance_to_accuracy():
     confidence = torch.tensor([0.9, 0.9, 0.6, 1.0], dtype=torch.float64)
-    found = expected_calibration_error(confidence, torch.tensor([True, False, True, True]))
+    found = calibration_error(confidence, torch.tensor([True, False, True, True]))
     assert found == pytest.approx((0.4 * 1 + 0.4 * 2 + 0.0) / 4)
 
 

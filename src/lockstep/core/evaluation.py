@@ -16,6 +16,7 @@ from lockstep.core.network import Network
 from lockstep.core.task import Score, predicted, task_of
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
+from lockstep.files import Record
 from lockstep.kernels.portable import arithmetic
 
 Forward = Callable[[Tensor], Tensor]  # a network: from its input to logits
@@ -82,7 +83,8 @@ def evaluate(
     losses = group.gather(losses).sum(0)
     loss_sum = math.fsum(losses.tolist())  # since Python 3.12, `sum` rounds in another way
     kept = _in_first(kept, [len(part) * size for part in shares], group)
-    score, numbers = None, {}
+    score: Score | None = None
+    numbers: Record = {}
     if group.process == 0:
         every = kept.cpu()[: len(dataset)]
         own = every[:, answers:].contiguous() if keep_logits else None

@@ -187,7 +187,7 @@ class Confidence:
 
     Attributes:
         share: the share of right answers among confident ones.
-        confident_from: the result of `least_confident`; None if the model file has no answers.
+        confident_from: the result of `least` for this share.
         outliers: tells the images that are unfamiliar; None if the model file has
             none of these.
         found_from: with multi-label data, the least probability of a found label of each class,
@@ -208,17 +208,27 @@ class Confidence:
         Raises: ValueError if they are not sound.
         """
         self.share = share
-        self.confident_from: list[float] | None = None
         self.outliers = None
         _, known = divided(tensors)
         self.found_from = task_of(recipe).thresholds(known.pop(THRESHOLDS, None), classes)
-        answers = known.pop(ANSWERS, None)
-        if answers is not None:
-            self.confident_from = least_confident(
-                answers, classes, share, recipe.balanced, recipe.multi_label
-            ).tolist()
+        self._recipe, self._classes = recipe, classes
+        self._answers = known.pop(ANSWERS, None)
+        self.confident_from = self.least(share)
         if known:
             self.outliers = Outliers(known, backbone.output[0] if backbone else 0)
+
+    def least(self, share: float) -> list[float] | None:
+        """Return the result of `least_confident` for this `share` of right answers; None if the
+        model file has no answers.
+        """
+        if self._answers is None:
+            return None
+        recipe = self._recipe
+        least = least_confident(
+            self._answers, self._classes, share, recipe.balanced, recipe.multi_label
+        )
+        thresholds: list[float] = least.tolist()
+        return thresholds
 
     def unfamiliar(self, features: Tensor) -> Tensor:
         """Return which images are unfamiliar, bool [n]: they have no confident answer. False where

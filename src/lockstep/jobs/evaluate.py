@@ -2,38 +2,33 @@
 meanwhile. A CSV file gets what it says of each example, if asked for.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.core.task import Score, task_of
 from lockstep.data import IMAGE_FOLDER
-from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record, deliver
-from lockstep.head.confidence import SHARE, Confidence
+from lockstep.head.confidence import Confidence
 from lockstep.jobs.agreement import require_equal, restore
 from lockstep.jobs.context import Context
+from lockstep.jobs.judge import Judgement, judge
 from lockstep.jobs.replica import Replica, read_splits
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.messages import logger
 from lockstep.pages import prediction_table
-from lockstep.pages.prediction import prediction_of
 from lockstep.pictures.photos import ALL
 from lockstep.runs import statefile
 from lockstep.runs.provenance import compare, describe_custom_code
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import StateFile
-from lockstep.text import wilson_interval
 
 
 def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:
     """Evaluate the checkpoint that `spec` names. Return the record in process 0. Raises:
     LockstepError.
     """
-    replica, dataset, record, result = judge(spec, ctx, spec.predictions is not None)
+    _, judgement, record = judge_checkpoint(spec, ctx, spec.predictions is not None)
     if spec.predictions is not None and ctx.first:
-        confidence = confidence_of(spec, replica)
-        write_predictions(spec.predictions, ctx, dataset, result, confidence)
+        write_predictions(spec.predictions, ctx, judgement)
     return record
 
 
@@ -54,11 +49,11 @@ def replica_of(spec: EvaluateSpec, ctx: Context) -> Replica:
     )
 
 
-def judge(
+def judge_checkpoint(
     spec: EvaluateSpec, ctx: Context, keep_logits: bool
-) -> tuple[Replica, Dataset, Record, Score]:
-    """Evaluate the checkpoint that `spec` names, with all processes. Return the replica, the
-    examples, the record, and what it was made of.
+) -> tuple[Replica, Judgement, Record]:
+    """Evaluate the checkpoint that `spec` names, with all processes. Return the replica, what is
+    true of its answers, and the record.
 
     Raises: LockstepError.
     """
@@ -82,23 +77,23 @@ def judge(
         raise LockstepError(f"{spec.path} has no averaged weights: use {option('weights', 'raw')}")
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
     with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
-        result = replica.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
-    if result.logits is not None and (confidence := confidence_of(spec, replica)):
-        result = result.at(confidence.found_from, dataset.labels)
+        score = replica.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
+    # Without logits, which only process 0 has, no answer is looked at.
+    confidence = None if score.logits is None else confidence_of(spec, replica)
+    judgement = judge(dataset, score, confidence)
     record = {
         "run": str(run.path),
         "step": step,
         "split": spec.split,
         "weights": weights,
-        **record_of(result, dataset.classes),
+        **judgement.record(),
         "notes": notes,
     }
-    return replica, dataset, record, result
+    return replica, judgement, record
 
 
-def confidence_of(spec: EvaluateSpec, replica: Replica, share: float = SHARE) -> Confidence | None:
-    """Return what tells which answers are confident, so that a `share` of them is right, by the
-    run's model file.
+def confidence_of(spec: EvaluateSpec, replica: Replica) -> Confidence | None:
+    """Return what tells which answers are confident, by the run's model file.
 
     None for other weights than those of that file, as in `lockstep predict`. Raises: LockstepError
     if it is damaged.
@@ -110,19 +105,9 @@ def confidence_of(spec: EvaluateSpec, replica: Replica, share: float = SHARE) ->
     if file.metadata["weights_sha256"] != replica.state.weights_sha256():
         return None  # The newest checkpoint is gone, and an older one is evaluated.
     try:
-        return Confidence(file.tensors, spec.recipe, replica.backbone, classes, share)
+        return Confidence(file.tensors, spec.recipe, replica.backbone, classes)
     except ValueError as error:
         raise LockstepError(f"{model} is damaged: {error}", DATA) from None
-
-
-def record_of(result: Score, classes: tuple[str, ...]) -> Record:
-    """Return the complete result, with classes and confusion matrix, for programs to read."""
-    return {
-        **result.summary(),
-        "accuracy_interval": wilson_interval(result.correct, result.examples),
-        "classes": result.by_class(classes),
-        "confusion": result.confusion,
-    }
 
 
 def _differences(spec: EvaluateSpec, replica: Replica, checkpoint: StateFile) -> list[str]:
@@ -142,45 +127,24 @@ def _differences(spec: EvaluateSpec, replica: Replica, checkpoint: StateFile) ->
     return notes
 
 
-def write_predictions(
-    path: Path, ctx: Context, dataset: Dataset, result: Score, confidence: Confidence | None
-) -> None:
-    """Write what `result` says of each example of `dataset`, in its order, to the file `path`.
-    `confidence` tells which answers are confident; None: this is not known.
+def write_predictions(path: Path, ctx: Context, judgement: Judgement) -> None:
+    """Write the prediction for each example, in the dataset's order, to the file `path`.
 
     The file is written whole or not at all. Raises: LockstepError.
     """
+    dataset = judgement.dataset
+    head = prediction_table.head(dataset.classes, multi_label=dataset.multi_label, with_truth=True)
 
     def write(temporary: Path) -> None:
         with (
             open(temporary, "w", encoding="utf-8", newline="") as file,
             ctx.progress("writing the predictions", len(dataset)) as advance,
         ):
-            for line in _lines(dataset, result, confidence):
+            file.write(f"{head}\n")
+            for row in range(len(dataset)):
+                prediction = judgement.prediction(row)
+                line = prediction_table.row(prediction, dataset.classes, judgement.labels(row))
                 file.write(f"{line}\n")
                 advance(1)
 
     deliver(path, write)
-
-
-def _lines(dataset: Dataset, result: Score, confidence: Confidence | None) -> Iterator[str]:
-    """Yield the lines of the file."""
-    assert result.logits is not None
-    classes, task = dataset.classes, task_of(dataset)
-    yield prediction_table.head(classes, multi_label=dataset.multi_label, with_truth=True)
-    for row, (name, logits) in enumerate(zip(dataset.names(), result.logits, strict=True)):
-        probabilities = task.probabilities(logits[None])[0]
-        least, unfamiliar = None, False
-        if confidence is not None:
-            least = confidence.confident_from
-            unfamiliar = bool(confidence.unfamiliar(dataset.pixels(slice(row, row + 1)).cpu()))
-        prediction = prediction_of(
-            name, probabilities, classes, 1, result.thresholds, least, unfamiliar
-        )
-        yield prediction_table.row(prediction, classes, labels_of(dataset, row))
-
-
-def labels_of(images: Dataset, row: int) -> list[str]:
-    """Return the names of the labels of an example."""
-    own = task_of(images).own(images.labels[row : row + 1], len(images.classes))
-    return [images.classes[number] for number in own[0].nonzero()[:, 0].tolist()]

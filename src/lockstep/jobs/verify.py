@@ -20,7 +20,7 @@ from lockstep.files import Record, finite
 from lockstep.jobs.agreement import require_agreement, restore
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.result import STATED, judged
+from lockstep.jobs.result import STATED, result_of
 from lockstep.jobs.specs import VerifySpec
 from lockstep.messages import logger
 from lockstep.runs import statefile
@@ -220,7 +220,7 @@ def _of_result(run: Run, replica: Replica, evaluations: dict[str, Score]) -> Ite
     """
     result, step = run.result() or {}, replica.state.step
     tensors, metadata = replica.model_file()
-    found = finite(judged(replica, evaluations, tensors, []).decided())
+    found = finite(result_of(replica, evaluations, tensors).decided())
     found["loss"]["train"] = result.get("loss", {}).get("train")
     stated = ["loss.train", *(name for name in STATED.split() if name in result)]
     if last := statefile.metadata_if_valid(run.checkpoints / file_name(step)):

@@ -18,7 +18,7 @@ from lockstep.files import Record, open_to_write
 from lockstep.jobs.agreement import require_equal_states
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.result import judged
+from lockstep.jobs.result import result_of
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import detail_lines, host_lines, placement_lines, startup_lines
 from lockstep.listeners import console
@@ -241,7 +241,7 @@ class RunWriter:
         self.log.note(*console.block([("stopped", done), ("resume", again)]))
         self.ctx.send("stopped", True)
 
-    def finish(self, evaluations: dict[str, Score], memory: list[int]) -> Record | None:
+    def finish(self, scores: dict[str, Score], memory: list[int]) -> Record | None:
         """Write the model and the result, and print the end block. Return the result in process 0.
 
         `memory` is each process's peak, in bytes.
@@ -254,8 +254,8 @@ class RunWriter:
         with self.ctx.signals_end_at_once(True):
             tensors, metadata = replica.model_file()
             mixed = is_mixed(folder.earlier, self.identity)
-            result = judged(replica, evaluations, tensors, memory)
-            record = result.record(self.log, folder, self.spec.started, mixed)
+            result = result_of(replica, scores, tensors)
+            record = result.record(self.log, folder, self.spec.started, memory, mixed)
         folder.finish(record, tensors, metadata)
         self.log.note(*console.block(result.lines(record, folder.model)))
         return record

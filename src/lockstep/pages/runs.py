@@ -210,12 +210,9 @@ def pictures(record: Record) -> list[Section]:
 
 def _picture(mistake: Record) -> Picture:
     name, label = mistake["name"], mistake["labelled"]
-    found = mistake["label"] or "no class"
-    if mistake["labels"] is not None:
-        found = ", ".join(mistake["labels"]) or "nothing"
     return Picture(
         mistake["picture"],
-        f"{name}, labelled {label}, classified as {found}",
+        f"{name}, labelled {label}, classified as {mistake['classified']}",
         [f"labelled {label}", *mistake["ranked"], name],
         [*mistake["evidence"].items()],
     )
