@@ -277,7 +277,7 @@ class Task:
     of labels that are found; None with single labels.
 
     Attributes:
-        unit: what an answer is to, the key of their number in records.
+        unit: the key of a number of answers in records.
         needs_logits: whether a score needs the logits of all examples.
         kind_of_score: the class of the scores.
     """
@@ -372,7 +372,7 @@ class Task:
             loss,
             counts.sum(1).tolist(),
             counts[:, :classes].tolist(),
-            *alone,
+            alone[0] if alone else None,
             logits=logits,
         )
 
