@@ -65,8 +65,8 @@ class Source:
         self.recipe, self.module, self.image_shape = random_graph(name)
         self.module.eval()
         self.graph = graph_of(self.recipe, self.module)
-        self.classes, self.decoding, self.thresholds = ["a"], Decoding(32), None
-        self.confidence = SimpleNamespace(confident_from=None, outliers=None)
+        self.classes, self.decoding = ["a"], Decoding(32)
+        self.confidence = SimpleNamespace(confident_from=None, outliers=None, found_from=None)
 
 
 def unfamiliar_of(recipe, model):

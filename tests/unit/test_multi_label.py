@@ -103,13 +103,13 @@ def test_scores_are_those_of_their_definitions(levels):
     labels[:, 3] = 0
     logits = generator.integers(-levels, levels + 1, (60, 4)) / 100 + labels * 0.01
     logits = logits.astype(np.float32)
-    thresholds = torch.tensor([0.3, 0.5, 0.52, 0.5])
+    thresholds = [0.3, 0.5, 0.52, 0.5]
     found = MultiLabelScore.of(torch.from_numpy(logits), torch.from_numpy(labels), 0.5, thresholds)
     expected = [reference(logits[:, c].tolist(), labels[:, c].tolist()) for c in range(3)]
     assert found.average_precision[:3] == pytest.approx(expected, rel=1e-12)
     assert found.average_precision[3] is None
     micro = reference(logits.ravel().tolist(), labels.ravel().tolist())
-    chosen = 1 / (1 + np.exp(-logits.astype(np.float64))) >= thresholds.numpy()
+    chosen = 1 / (1 + np.exp(-logits.astype(np.float64))) >= np.float32(thresholds)
     right = (chosen & (labels == 1)).sum(0)
     either = labels.sum(0, dtype=int) + chosen.sum(0)
     scores = [2 * right[c] / either[c] for c in range(4)]
@@ -150,7 +150,7 @@ def test_an_evaluation_is_the_same_on_any_number_of_processes():
     dataset = Dataset.of(IMAGES[:53], BRIGHT[:53], tuple(NAMES))
     parameters, buffers = dict(model.named_parameters()), persistent_buffers(model)
     logits = model.eval()(recipe.augmentation.test(dataset.images)).detach()
-    thresholds = torch.tensor([0.2, 0.5, 0.6])
+    thresholds = [0.2, 0.5, 0.6]
 
     def evaluated(group):
         return evaluate(network, parameters, buffers, dataset, group)

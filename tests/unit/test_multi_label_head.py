@@ -126,7 +126,7 @@ def test_answers_are_the_labels_that_were_found():
     portable = tensors_of(values, labels, RECIPE.replace(arithmetic="portable"))
     assert torch.allclose(portable[THRESHOLDS], tensors[THRESHOLDS], atol=1e-3)
     assert tensors_of(values[:49], labels[:49]) == {}
-    assert MultiLabel().thresholds(None, 2).tolist() == [0.5, 0.5]
+    assert MultiLabel().thresholds(None, 2) == [0.5, 0.5]
     with pytest.raises(ValueError, match="one probability for each class"):
         MultiLabel().thresholds(tensors[THRESHOLDS], 4)
     with pytest.raises(ValueError, match="has no classes and probabilities"):

@@ -53,11 +53,10 @@ def exported(
         )
     least, outliers = classifier.confidence.confident_from, classifier.confidence.outliers
     graph = Graph(classifier.recipe, classifier.module, outliers).eval()
-    thresholds = classifier.thresholds
     metadata = metadata | {
         "decoding": classifier.decoding._asdict(),
         "multi_label": classifier.recipe.multi_label,
-        "thresholds": None if thresholds is None else thresholds.tolist(),
+        "thresholds": classifier.confidence.found_from,
         "confident_from": finite(least),
         "familiar_from": outliers and float(outliers.threshold),
     }

@@ -86,7 +86,8 @@ class Classifier:
             )
         except ValueError as error:
             raise _damaged(file, error) from None
-        self.thresholds = self.confidence.found_from
+        found_from = self.confidence.found_from
+        self.thresholds = None if found_from is None else torch.tensor(found_from)
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_shape))
@@ -221,7 +222,7 @@ class Classifier:
                 row[0],
                 self.classes,
                 top,
-                None if self.thresholds is None else self.thresholds.tolist(),
+                self.confidence.found_from,
                 self.confidence.confident_from,
                 bool(self.confidence.unfamiliar(inputs)),
             )

@@ -210,7 +210,7 @@ def export(
     deliver(beside, text)
     task = task_of(recipe)
     predicted, expected = (
-        task.found(torch.from_numpy(probabilities), classifier.thresholds).numpy()
+        task.found(torch.from_numpy(probabilities), classifier.confidence.found_from).numpy()
         for probabilities in (of_file, of_lockstep)
     )
     # An output that is not finite counts as wrong, as in an evaluation.

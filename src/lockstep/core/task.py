@@ -78,9 +78,9 @@ class Score:
         """Return how many examples of each class are classified correctly."""
         return [row[label] for label, row in enumerate(self.confusion)]
 
-    def at(self, thresholds: Tensor | None, labels: Tensor) -> "Score":
-        """Return the score with other `thresholds`, float32 [classes], if labels have any. `labels`
-        are the dataset's. It needs the logits, which process 0 has.
+    def at(self, thresholds: Sequence[float] | None, labels: Tensor) -> "Score":
+        """Return the score with other `thresholds` [classes], if labels have any. `labels` are the
+        dataset's. It needs the logits, which process 0 has.
         """
         return self
 
@@ -169,15 +169,14 @@ class MultiLabelScore(Score):
 
     @staticmethod
     def of(
-        logits: Tensor, labels: Tensor, loss: float, thresholds: Tensor | None = None
+        logits: Tensor, labels: Tensor, loss: float, thresholds: Sequence[float] | None = None
     ) -> "MultiLabelScore":
         """Return the score of the `logits`, float32 [N, classes], of examples that have the
         `labels`, uint8 [N, classes]. Both are on the CPU.
 
-        `thresholds`, float32 [classes], are the least probabilities of found labels; None: 0.5.
+        `thresholds` [classes] are the least probabilities of found labels; None: 0.5.
         """
-        if thresholds is None:
-            thresholds = torch.full([labels.shape[1]], HALF)
+        thresholds = thresholds or [HALF] * labels.shape[1]
         task, own = MultiLabel(), labels.bool()
         found = task.found(task.probabilities(logits), thresholds)
         classified = logits.isfinite().all(1)
@@ -187,7 +186,7 @@ class MultiLabelScore(Score):
             int(((found == own).all(1) & classified).sum()),
             loss,
             own.sum(0).tolist(),
-            thresholds=thresholds.tolist(),
+            thresholds=thresholds,
             logits=logits,
             found=found.sum(0).tolist(),
             right=(found & own).sum(0).tolist(),
@@ -200,7 +199,7 @@ class MultiLabelScore(Score):
         """Return in how many examples of each class its label is found."""
         return self.right
 
-    def at(self, thresholds: Tensor | None, labels: Tensor) -> "MultiLabelScore":
+    def at(self, thresholds: Sequence[float] | None, labels: Tensor) -> "MultiLabelScore":
         """Return the score with the `thresholds`; None: 0.5."""
         assert self.logits is not None
         return MultiLabelScore.of(self.logits, labels.cpu(), self.loss, thresholds)
@@ -266,15 +265,15 @@ class MultiLabelScore(Score):
     def certainty(self, labels: Tensor, probabilities: Tensor) -> Tensor:
         """Return that of the most certain wrong label."""
         own = labels.bool()
-        found = MultiLabel().found(probabilities, torch.tensor(self.thresholds))
+        found = MultiLabel().found(probabilities, self.thresholds)
         return (probabilities - own.double()).abs().masked_fill(found == own, -1.0).amax(1)
 
 
 class Task:
     """What labels mean. This class is for images with one label each, int64 [b].
 
-    `logits` are float32 [b, classes], and `thresholds`, float32 [classes], the least probabilities
-    of labels that are found; None with single labels.
+    `logits` are float32 [b, classes], and `thresholds` [classes] the least probabilities of labels
+    that are found, which float32 can hold; None with single labels.
 
     Attributes:
         unit: the key of a number of answers in records.
@@ -325,11 +324,11 @@ class Task:
         """Return which of the `classes` each example has, bool [b, classes]."""
         return functional.one_hot(labels, classes).bool()
 
-    def found(self, probabilities: Tensor, thresholds: Tensor | None) -> Tensor:
+    def found(self, probabilities: Tensor, thresholds: Sequence[float] | None) -> Tensor:
         """Return which classes each example gets, bool [b, classes]: the most probable one."""
         return self.own(probabilities.argmax(1), probabilities.shape[1])
 
-    def thresholds(self, tensor: Tensor | None, classes: int) -> Tensor | None:
+    def thresholds(self, tensor: Tensor | None, classes: int) -> list[float] | None:
         """Return the thresholds by the `tensor` of a model file, which may have none. Raises:
         ValueError if they are not sound.
         """
@@ -413,19 +412,18 @@ class MultiLabel(Task):
         """Return the labels."""
         return labels.bool()
 
-    def found(self, probabilities: Tensor, thresholds: Tensor | None) -> Tensor:
+    def found(self, probabilities: Tensor, thresholds: Sequence[float] | None) -> Tensor:
         """Return the classes whose probability reaches their threshold; none for NaN."""
-        assert thresholds is not None
-        return probabilities >= thresholds
+        return probabilities >= torch.tensor(thresholds, dtype=torch.float32)
 
-    def thresholds(self, tensor: Tensor | None, classes: int) -> Tensor:
+    def thresholds(self, tensor: Tensor | None, classes: int) -> list[float]:
         """Return the thresholds, 0.5 for each class if the file has none."""
         if tensor is None:
-            return torch.full([classes], HALF, dtype=torch.float32)
+            return [HALF] * classes
         sound = tensor.dtype == torch.float32 and tensor.shape == (classes,)
         if not sound or not ((tensor >= 0) & (tensor <= 1)).all():
             raise ValueError(f"its tensor {THRESHOLDS} is not one probability for each class")
-        return tensor
+        return [*tensor.tolist()]
 
     def best_thresholds(self, probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return half of the best F1 of each class; 0.5 for a class without labels."""

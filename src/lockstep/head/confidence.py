@@ -62,7 +62,8 @@ def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> 
     rows, probabilities = held_out(bound, state, train_set, folds)
     labels, probabilities = train_set.labels[rows].cpu(), probabilities.cpu()
     tensors = task.best_thresholds(probabilities, labels)
-    images, found = task.found(probabilities, tensors.get(THRESHOLDS)).nonzero().unbind(1)
+    thresholds = task.thresholds(tensors.get(THRESHOLDS), classes)
+    images, found = task.found(probabilities, thresholds).nonzero().unbind(1)
     own = task.true_classes(labels, images, found, classes)
     answers = torch.stack([own.float(), found.float(), probabilities[images, found]], 1)
     return {ANSWERS: answers, **tensors}
@@ -191,7 +192,7 @@ class Confidence:
         outliers: tells the images that are unfamiliar; None if the model file has
             none of these.
         found_from: with multi-label data, the least probability of a found label of each class,
-            float32 [classes]; 0.5 if the model file has no other. Else None.
+            0.5 if the model file has no other. Else None.
     """
 
     def __init__(
