@@ -79,14 +79,14 @@ def train(
         quiet: Print only errors. log.txt still has everything.
         **options: Settings by name: `epochs`, `lr`, `seed`, `towers`, `processes`, `device` and so
             on; None leaves the default. `model` and `dataset` also take a function of yours, if it
-            is defined in a file. The user guide describes all options.
+            is defined in a file. docs/settings.md describes all options.
 
     Returns:
         The run. After Ctrl-C, or the interrupt of a notebook, its state is saved, `run.complete` is
         False, and `train(run, resume=True)` continues it. Under an outer launcher (Ray Train,
         torchrun, srun, mpirun), all programs call this function with the same arguments, and each
         starts one worker process. Process 0 returns the run. The other programs get None, because
-        only the host of process 0 has the folder; the return type does not show this None.
+        only the host of process 0 has the folder. The type is Run for all of them.
 
     Raises:
         LockstepError: Anything that you can fix, such as an unknown option, missing data or a loss
