@@ -6,8 +6,8 @@ Examples:
   lockstep train                                digits, on up to 4 cores
   lockstep train photos/                        your images, in photos/cats, photos/dogs, ...
   lockstep train photos/ --model timm:resnet50  the same, with the features of another network
-  lockstep train mnist --precision bfloat16 --data ~/mnist
-  lockstep train cifar10-tutorial --towers 2 --steps 2000 --name try
+  lockstep train mnist --data ~/mnist
+  lockstep train cifar10-tutorial --towers 2 --epochs 10 --name try
   lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant
   lockstep train --init runs/try --epochs 20    a new run from the final weights of another
   lockstep train runs/try --resume              after Ctrl-C, on any number of processes
