@@ -123,7 +123,7 @@ def measure() -> Measured:
         if len(hashes) > 1 or len(curves) > 1:
             raise SystemExit(f"the runs differ: {sorted(hashes)}")
     command = [sys.executable, "-m", "benchmarks.peers.ddp_drift"]
-    peer: dict[str, Any] = {str(n): record_of([*command, n]) for n in PROCESSES}
+    peer: dict[str, Any] = {str(n): record_of([*command, n])["losses"] for n in PROCESSES}
     return Measured(list(curves.pop()), hashes.pop(), killed, resumed, peer)
 
 
@@ -180,7 +180,7 @@ def _loss(measured: Measured) -> list[str]:
     steps = len(measured.losses)
     parts = [
         label(16, 27, "Four runs, one line", "title"),
-        label(16, 46, f"Training loss of lockstep train digits, mean of {MEAN} steps"),
+        label(16, 46, f"Cross-entropy of lockstep train digits in training, mean of {MEAN} steps"),
         *_axes(TOP, HEIGHT, -3, 1, 1, steps),
     ]
     for at, what in (
