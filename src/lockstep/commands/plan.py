@@ -289,31 +289,32 @@ def train_spec(
             f"{draft.recipe.dataset} is not one: leave it out"
         )
     if resume:
-        return continued(draft, Run(path), placement, weights, world)
-    draft = fitted(without_damaged(draft) if skip_damaged else draft, weights)
-    numbered = name is None and draft.named.run is None
-    return begun(draft, path, placement, weights, numbered)
+        draft, placement = continued(draft, Run(path), placement, weights, world)
+    else:
+        draft = fitted(without_damaged(draft) if skip_damaged else draft, weights)
+        draft, placement = begun(draft, placement, weights)
+    return TrainSpec(
+        recipe=draft.recipe,
+        placement=placement,
+        path=path,
+        resume=resume,
+        numbered=name is None and draft.named.run is None,
+        notes=draft.notes,
+        details=draft.details,
+        surveyed=draft.surveyed,
+    )
 
 
 def begun(
-    draft: Draft, path: Path, placement: Placement, weights: WeightsFile | None, numbered: bool
-) -> TrainSpec:
-    """Return the spec of a new run at `path`, which starts from the `weights`, if any; `numbered`
-    is that of the spec.
-    """
+    draft: Draft, placement: Placement, weights: WeightsFile | None
+) -> tuple[Draft, Placement]:
+    """Return recipe and placement of a new run, which starts from the `weights`, if any."""
     recipe, reason = resolve(starting_from(draft.recipe, weights), placement.device)
     named, data = draft.named, draft.named.data
     if named.run and named.base and named.base.dataset == recipe.dataset:
         data = data_of(named.run, data)
-    return TrainSpec(
-        recipe=recipe,
-        placement=placed(recipe, placement.replace(data=data)),
-        path=path,
-        numbered=numbered,
-        notes=draft.notes,
-        details=(*draft.details, *filter(None, [reason])),
-        surveyed=draft.surveyed,
-    )
+    draft = replace(draft, recipe=recipe, details=(*draft.details, *filter(None, [reason])))
+    return draft, placed(recipe, placement.replace(data=data))
 
 
 def starting_from(recipe: Recipe, weights: WeightsFile | None) -> Recipe:
@@ -342,10 +343,10 @@ def starting_from(recipe: Recipe, weights: WeightsFile | None) -> Recipe:
 
 def continued(
     draft: Draft, run: Run, placement: Placement, weights: WeightsFile | None, world: World
-) -> TrainSpec:
-    """Return the spec that continues the `run`, which keeps what was chosen when it was started:
-    what fits its images, the precision, the weights that it started from, and in its placement the
-    settings in `_KEPT`.
+) -> tuple[Draft, Placement]:
+    """Return recipe and placement of a `run` to continue. It keeps what was chosen when it was
+    started: what fits its images, the precision, the weights that it started from, and in its
+    placement the settings in `_KEPT`.
 
     It is an error if the run was started with another recipe than that of the `draft`, or from
     other `weights`.
@@ -379,14 +380,7 @@ def continued(
     if run.result() is None:  # A complete run needs no data.
         data = data_of(run, draft.named.data)
         placement = placed(recipe, placement.replace(data=data), run.path)
-    return TrainSpec(
-        recipe=recipe,
-        placement=placement,
-        path=run.path,
-        resume=True,
-        notes=draft.notes,
-        details=draft.details,
-    )
+    return replace(draft, recipe=recipe), placement
 
 
 def labels_spec(folder: Path, options: Fields) -> LabelsSpec:
