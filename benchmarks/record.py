@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.common import save, spread, warn
 from lockstep import numerics
-from lockstep.commands.named import subject_of
+from lockstep.commands.plan import drafted
 from lockstep.config.overrides import parse
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
@@ -45,7 +45,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     warn()
-    recipe = subject_of(args.recipe, parse(args.set, {})).recipe
+    recipe = drafted(args.recipe, parse(args.set, {})).recipe
     # cuBLAS reads its workspace setting at its first product
     numerics.prepare(recipe.threads_per_tower)
     device, placement = (

@@ -30,7 +30,7 @@ def check(line: str) -> None:
     what = given["what"] or "digits"
     recipe = "folder" if what == "photos/" else what
     if recipe in RECIPES:  # else a file or a run, which the line before may have made
-        make(get_recipe(recipe).model_dump(mode="json"), changes)
+        make(get_recipe(recipe), changes)
 
 
 def check_mention(line: str) -> None:

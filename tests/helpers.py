@@ -125,7 +125,7 @@ def plan(recipe, step, examples):
 
 def recipe_with(name, *changes, **how):
     """Return a built-in recipe with other settings; `how` is for `make`."""
-    return make(get_recipe(name).model_dump(mode="json"), *changes, **how)
+    return make(get_recipe(name), *changes, **how)
 
 
 def tutorial_recipe(network, towers):

@@ -15,7 +15,7 @@ from tests import commands, documents, synthetic
 from tests.documents import ROOT
 from tests.replicas import on_replicas
 
-from lockstep.commands.named import subject_of
+from lockstep.commands.plan import drafted
 from lockstep.config import overrides
 from lockstep.recipes import get_recipe
 
@@ -60,7 +60,7 @@ def test_a_folder_goes_in_and_answers_come_out(folder, capsys):
 
 
 def test_the_recipe_in_examples_is_one():
-    recipe = subject_of(str(SCRIPT.with_name("cifar10-record.toml")), {}).recipe
+    recipe = drafted(str(SCRIPT.with_name("cifar10-record.toml")), {}).recipe
     assert (recipe.name, recipe.towers) == ("cifar10-record", 1)
 
 

@@ -3,7 +3,6 @@
 import inspect
 import math
 import tomllib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from tests.helpers import SHAPES
 
 from lockstep.config.recipe import Recipe
-from lockstep.config.schedule import SCHEDULES
+from lockstep.config.schedule import SCHEDULES, Length
 from lockstep.data import AUGMENTATIONS
 from lockstep.data.transforms import Keys, to_device
 from lockstep.models import MODELS
@@ -75,10 +74,8 @@ def test_an_augmented_image_is_a_function_of_seed_epoch_example(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_returns_factors_up_to_1(name):
     schedule = SCHEDULES[name]()
-    bound = SimpleNamespace(
-        steps=100, examples=500, recipe=SimpleNamespace(batch=10, tower_batch=5)
-    )
-    factors = [schedule.factor(step, bound) for step in range(100)]
+    length = Length(steps=100, examples=500, batch=10, tower_batch=5)
+    factors = [schedule.factor(step, length) for step in range(100)]
     assert all(isinstance(f, float) and 0 < f <= 1 for f in factors)
 
 

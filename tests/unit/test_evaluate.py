@@ -363,11 +363,10 @@ def test_the_start_states_epochs_where_images_are_computed(recipe, words):
         splits={"train": images},
         test_set=images,
         placement=Placement(),
-        state=SimpleNamespace(step=0),
+        state=SimpleNamespace(step=0, parameters={}),
         gpus={},
         group=SimpleNamespace(through_host=False, processes=1),
         device=torch.device("cpu"),
-        parameter_count=1,
         initial_weights=None,
     )
     text = dict(startup_lines(replica, Path("run")))["time"]

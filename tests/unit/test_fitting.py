@@ -9,14 +9,14 @@ from PIL import Image
 from tests.helpers import lockstep_error
 from tests.images import bright_and_dark, grey_folder, load_folder, write
 
-from lockstep.commands.named import subject_of
-from lockstep.commands.plan import fitted, train_spec, with_stored_data
+from lockstep.commands.plan import drafted, fitted, train_spec
 from lockstep.config.placement import Placement
 from lockstep.launch.world import World
 from lockstep.pictures.decode import Decoding, decode_image
 from lockstep.pictures.scan import Photo
 from lockstep.recipes import get_recipe
 from lockstep.recipes.fitting import fitting
+from lockstep.runs.run_folder import RunFolder
 
 LETTERS = {
     "augmentation.flip": False,
@@ -107,22 +107,31 @@ def test_photos_are_unbalanced_if_test_images_have_their_shares(train, test, fol
     assert "balanced" not in fitting(found, {"balanced": True}).settings
 
 
-def test_photos_in_memory_get_what_a_folder_gets():
+def test_photos_in_memory_get_what_a_folder_gets(tmp_path):
     images = np.arange(12, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2)
     one = np.arange(12) % 2
-    data = {"train": (images, one), "test": (images[:6], one[:6])}
+    arrays = {"train": (images, one), "test": (images[:6], one[:6])}
+    several = {name: (x, np.eye(2, dtype=int)[y]) for name, (x, y) in arrays.items()}
     found = survey_of([96] * 13, [False] * 13)
+
+    def made(what, changes, data=arrays):
+        place = Placement(device="cpu")
+        return train_spec(what, changes, place, World(), data=data, runs=tmp_path).recipe
+
     expected = fitting(found, {}, "photos").settings
-    changes = with_stored_data(data, "photos", {}, None)
-    assert changes.items() >= expected.items() == {"weight_decay.default": 0.29}.items()
-    stated = {"weight_decay.default": 1.0}
-    assert with_stored_data(data, "photos", stated, None).items() >= stated.items()
-    assert "weight_decay.default" not in with_stored_data(data, "folder", {}, None)
-    multi_label = {name: (x, np.eye(2, dtype=int)[y]) for name, (x, y) in data.items()}
+    assert expected == {"weight_decay.default": 0.29}
+    assert made("photos", {}).weight_decay == {"default": 0.29}
+    assert made("photos", {"weight_decay.default": 1.0}).weight_decay == {"default": 1.0}
+    assert made("folder", {}).weight_decay == get_recipe("folder").weight_decay
     stated = {"multi_label": True}
     expected = fitting(found, stated, "photos").settings
-    assert {*expected} == {"weight_decay.default", "decay_factors"}
-    assert with_stored_data(multi_label, "photos", stated, None).items() >= expected.items()
+    recipe = made("photos", stated, several)
+    assert expected == {
+        "weight_decay.default": recipe.weight_decay["default"],
+        "decay_factors": [*recipe.decay_factors],
+    }
+    with lockstep_error("data= is a dataset, and dataset= names another one"):
+        made("photos", {"dataset": "cifar10"})
 
 
 @pytest.mark.parametrize(
@@ -148,7 +157,7 @@ def test_large_sets_are_seen_fewer_times(count, grey, epochs):
 
 
 def made(what, changes=(), data=None):
-    return fitted(subject_of(what, dict(changes), data))
+    return fitted(drafted(what, dict(changes), data)).recipe
 
 
 def test_settings_that_the_user_states_and_foreign_recipes_stay(tmp_path):
@@ -183,7 +192,7 @@ def test_settings_that_the_user_states_and_foreign_recipes_stay(tmp_path):
         assert named == made("folder", given, folder)
         assert named.grey
     with lockstep_error("grey is for folders"):
-        subject_of("cifar10", {"dataset": "cifar10", "grey": True})
+        drafted("cifar10", {"dataset": "cifar10", "grey": True})
     on = made(str(bright_and_dark(tmp_path / "colour", 3)), {"grey": True})
     assert (on.grey, on.augmentation.mean, on.augmentation.flip) == (True, (0.449,), True)
 
@@ -200,14 +209,22 @@ def test_photos_is_chosen_unless_a_recipe_or_a_model_is_named(tmp_path):
 
 def test_a_run_to_continue_keeps_its_settings(tmp_path):
     folder = grey_folder(tmp_path / "letters", 12)
-    subject = subject_of(str(folder), {"seed": 2})
-    stated = json.loads(fitted(subject).replace(precision="float32").model_dump_json())
+
+    def spec(what, resume=False, **changes):
+        place = Placement(device="cpu", data=folder)
+        how = {"name": "a", "runs": tmp_path, "resume": resume}
+        return train_spec(what, {"seed": 2, **changes}, place, World(), **how)
+
+    begun = spec(str(folder)).recipe
+    RunFolder.create(tmp_path / "a", begun).close()
     Image.new("RGB", (28, 28), (200, 0, 0)).save(folder / "a/red.png")
-    assert not fitted(subject).grey
-    assert fitted(subject, stated).model_dump(mode="json") == stated
-    named = subject_of("folder", {"seed": 2}, folder)
-    # which is not what the run was started with
-    assert fitted(named, stated | {"name": "photos"}) == named.recipe
+    assert begun.grey
+    assert not made(str(folder)).grey
+    assert spec(str(folder), resume=True).recipe == spec("folder", resume=True).recipe == begun
+    with lockstep_error("started with another recipe.* \\(seed: 2 -> 3\\)"):
+        spec(str(folder), resume=True, seed=3)
+    with lockstep_error("started with another recipe.*name: folder -> photos"):
+        spec("photos", resume=True)
 
 
 def test_the_spec_has_the_choice_and_init_brings_its_recipe(tmp_path, monkeypatch):

@@ -11,13 +11,15 @@ from tests.helpers import WHITENED, lockstep_error, recipe_with, replica
 from tests.runs import fit_here
 
 from lockstep.classify.predict import weights_of
-from lockstep.commands.plan import with_initial_weights
+from lockstep.commands.plan import starting_from, train_spec
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
 from lockstep.errors import DATA, USAGE
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.weights import find_weights, load_initial_weights
+from lockstep.launch.world import World
+from lockstep.runs.run_folder import RunFolder
 
 SHAPE = (1, 8, 8)
 
@@ -201,21 +203,27 @@ def test_whitening_is_fitted_to_images_unless_the_file_has_it(tmp_path, stored):
 
 def test_the_recipe_states_the_weights(finished, tmp_path):
     found, plain = find_weights(finished), recipe()
-    stated, new = plain.replace(init_sha256="0" * 64), (tmp_path / "a", None)
-    assert with_initial_weights(plain, None, *new) == plain
-    assert with_initial_weights(plain, found, *new).init_sha256 == found.sha256
-    begun = (tmp_path / "b", {"init_sha256": found.sha256})
-    for weights in (None, found):
-        assert with_initial_weights(plain, weights, *begun).init_sha256 == found.sha256
-    for own, weights, run, message in (
-        (stated, found, new, "init_sha256 is 0000"),
-        (stated, None, new, "give their file or run as --init.*--set init_sha256=none"),
-        (
-            plain,
-            found,
-            (tmp_path / "c", {}),
-            "was not started from .*: leave out --init to resume it",
-        ),
+    assert starting_from(plain, None) == plain
+    assert starting_from(plain, found).init_sha256 == found.sha256
+    stated = plain.replace(init_sha256="0" * 64)
+    for weights, message in (
+        (found, "init_sha256 is 0000"),
+        (None, "give their file or run as --init.*--set init_sha256=none"),
     ):
         with lockstep_error(message):
-            with_initial_weights(own, weights, *run)
+            starting_from(stated, weights)
+
+
+def test_a_run_to_continue_was_started_from_its_weights(finished, tmp_path):
+    found, plain = find_weights(finished), recipe()
+
+    def init_of(name, init):
+        place = Placement(device="cpu", init=init)
+        how = {"name": name, "runs": tmp_path, "resume": True}
+        return train_spec(plain, {}, place, World(), **how).recipe.init_sha256
+
+    RunFolder.create(tmp_path / "a", plain.replace(init_sha256=found.sha256)).close()
+    RunFolder.create(tmp_path / "b", plain).close()
+    assert init_of("a", None) == init_of("a", finished) == found.sha256
+    with lockstep_error("was not started from .*: leave out --init to resume it"):
+        init_of("b", finished)

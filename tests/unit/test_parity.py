@@ -88,11 +88,10 @@ def replica_of(device, local_processes):
         device=torch.device(device),
         gpus=gpus,
         reduction=Reduction(Group(), 4),
-        parameter_count=1_068_298,
         initial_weights=None,
         splits={"train": images(50_000)},
         test_set=images(10_000),
-        state=SimpleNamespace(step=0),
+        state=SimpleNamespace(step=0, parameters={"all": torch.empty(1_068_298)}),
         without_graphs="--no-graphs",
     )
 

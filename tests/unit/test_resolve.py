@@ -6,8 +6,7 @@ import pytest
 from tests.helpers import lockstep_error
 from tests.images import write
 
-from lockstep.commands.named import subject_of
-from lockstep.commands.plan import folder_for
+from lockstep.commands.plan import drafted, folder_for
 from lockstep.errors import USAGE
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
@@ -22,28 +21,28 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_images_is_the_dataset_of_the_recipe_folder(photos, monkeypatch):
-    subject = subject_of(str(photos), {"image_px": 32})
-    assert (subject.recipe, subject.run, subject.data) == (
+    draft = drafted(str(photos), {"image_px": 32})
+    assert (draft.recipe, draft.named.run, draft.images) == (
         get_recipe("folder").replace(image_px=32),
         None,
         photos,
     )
     monkeypatch.chdir(photos.parent)
     for word in ("photos", "photos/", "./photos"):
-        assert subject_of(word, {}).data == photos
+        assert drafted(word, {}).images == photos
 
 
 def test_without_a_recipe_a_folder_is_trained_as_its_path_says(photos, tmp_path):
-    assert subject_of(None, {"towers": 2}, photos) == subject_of(str(photos), {"towers": 2})
-    assert subject_of(None, {"dataset": "cifar10"}, photos).recipe.dataset == "cifar10"
+    assert drafted(None, {"towers": 2}, photos) == drafted(str(photos), {"towers": 2})
+    assert drafted(None, {"dataset": "cifar10"}, photos).recipe.dataset == "cifar10"
     with lockstep_error(r"there is no folder .*nowhere: give"):
-        subject_of(None, {}, tmp_path / "nowhere")
-    assert subject_of(None, {}) == subject_of("digits", {})
+        drafted(None, {}, tmp_path / "nowhere")
+    assert drafted(None, {}) == drafted("digits", {})
 
 
 def test_a_new_run_is_named_after_its_folder_of_images(photos, tmp_path):
     def path(data: Path) -> Path:
-        return folder_for(subject_of(str(data), {}), World(), runs=tmp_path / "runs")[0]
+        return folder_for(drafted(str(data), {}), World(), runs=tmp_path / "runs")[0]
 
     assert path(photos) == tmp_path / "runs/photos-1"
     assert path(write(tmp_path / "my photos (2)", CLASSES)) == tmp_path / "runs/my-photos-2--1"
@@ -61,12 +60,12 @@ def test_other_folders_are_refused(tmp_path, monkeypatch, word, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/first").mkdir(parents=True)
     with lockstep_error(said):
-        subject_of(word, {})
+        drafted(word, {})
 
 
 def test_two_folders_of_images_are_refused(photos, tmp_path):
     with lockstep_error("--data names another one"):
-        subject_of(str(photos), {}, write(tmp_path / "other", CLASSES))
+        drafted(str(photos), {}, write(tmp_path / "other", CLASSES))
 
 
 @pytest.fixture(params=["recipe file", "run"])
@@ -96,21 +95,21 @@ def test_code_that_a_file_or_run_names_is_refused_unless_trusted(theirs, changes
         with lockstep_error(
             f"{next(iter(changes.values()))}, and loading it executes.*--trust-code"
         ) as no:
-            subject_of(theirs(changes), given)
+            drafted(theirs(changes), given)
         assert no.value.code == USAGE
-    assert subject_of(theirs(changes), {}, trust_code=True).recipe == get_recipe("digits").replace(
+    assert drafted(theirs(changes), {}, trust_code=True).recipe == get_recipe("digits").replace(
         **changes
     )
-    assert subject_of(None, changes).recipe.custom_code  # named by the command itself
+    assert drafted(None, changes).recipe.custom_code  # named by the command itself
 
 
 def test_code_of_the_command_needs_trust_only_with_files_options(theirs, tmp_path):
     changes = {"model": "timm.models:create_model", "model_options.model_name": "x"}
-    recipe = subject_of(theirs({"model_options": {"a": "b"}}), changes).recipe
+    recipe = drafted(theirs({"model_options": {"a": "b"}}), changes).recipe
     assert (recipe.model, recipe.model_options) == ("timm.models:create_model", {"model_name": "x"})
     (tmp_path / "r.toml").write_text('model_options = {model_name = "hf-hub:their/network"}\n')
     fields = {
         name: value for name, value in get_recipe("digits").model_dump(mode="json").items() if value
     }
     with lockstep_error("--trust-code"):
-        subject_of(str(tmp_path / "r.toml"), {**fields, "model": "timm.models:create_model"})
+        drafted(str(tmp_path / "r.toml"), {**fields, "model": "timm.models:create_model"})

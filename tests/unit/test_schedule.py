@@ -4,13 +4,12 @@ agrees with its recipe.
 
 import itertools
 import math
-from types import SimpleNamespace
 
 import pytest
 from tests.helpers import recipe_with
 
 from lockstep.config.overrides import make
-from lockstep.config.schedule import Cosine, Progressive, Triangle
+from lockstep.config.schedule import Cosine, Length, Progressive, Triangle
 from lockstep.optim import EMA
 from lockstep.recipes import get_recipe
 
@@ -43,13 +42,13 @@ def test_with_warmup_the_average_forgets_early_weights():
 
 def test_cosine_rises_to_1_and_falls_to_its_end():
     cosine = Cosine(start=0.25, warmup=0.1, end=0.5)
-    factors = [cosine.factor(step, SimpleNamespace(steps=100)) for step in range(101)]
+    factors = [cosine.factor(step, Length(100, 1, 1, 1)) for step in range(101)]
     assert factors[:3] == pytest.approx([0.25, 0.325, 0.4])
     assert factors[10] == 1.0
     assert factors[55] == pytest.approx(0.75)
     assert factors[100] == 0.5
     assert all(a > b for a, b in itertools.pairwise(factors[10:]))
-    whole = [Cosine(warmup=0.0).factor(s, SimpleNamespace(steps=8)) for s in range(8)]
+    whole = [Cosine(warmup=0.0).factor(s, Length(8, 1, 1, 1)) for s in range(8)]
     assert whole == pytest.approx([(1 + math.cos(math.pi * s / 8)) / 2 for s in range(8)])
 
 

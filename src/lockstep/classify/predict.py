@@ -346,8 +346,10 @@ def weights_of(
             raise _damaged(file, "it does not contain its recipe")
         return validated(Recipe, file.metadata["recipe"]), file
     which = which if step is None else step
-    file = run.load_weights() if which is None else run.load(which)
-    if file.path != run.model:
+    if which is None and run.model.is_file():
+        file = read(run.model)
+    else:
+        file = run.load(which)
         file = replace(
             file,
             tensors=classifier_weights(file.tensors),

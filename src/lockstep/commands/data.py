@@ -76,7 +76,7 @@ def check(
     from lockstep.recipes import get_recipe
 
     folder = given(photos)
-    recipe = make(get_recipe("folder").model_dump(mode="json"), parse((), options))
+    recipe = make(get_recipe("folder"), parse((), options))
     if html:
         html = given(html)
         require_writable(html, force=False, name="html")

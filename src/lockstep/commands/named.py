@@ -3,14 +3,13 @@ and reads data.
 """
 
 import os
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TypeAlias
 
 from lockstep import files
-from lockstep.commands.network import is_pretrained, with_network
-from lockstep.config.overrides import make, read_file
+from lockstep.commands.network import is_pretrained
+from lockstep.config.overrides import read_file
 from lockstep.config.placement import Placement, device_for
 from lockstep.config.recipe import Recipe
 from lockstep.data import IMAGE_FOLDER
@@ -21,16 +20,9 @@ from lockstep.pictures.scan import require_folder
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS
 from lockstep.runs.run import Run
-from lockstep.schema import Changes, Fields, validated
-
-if TYPE_CHECKING:
-    from lockstep.pictures.examples import Examples
+from lockstep.schema import Fields, validated
 
 What: TypeAlias = str | Path | Recipe | Run | None  # an argument that names what is trained
-
-_OF_USER = ("model", "dataset")  # which may be a function
-
-Kind = Literal["recipe", "file", "run", "images"]
 
 _ALLOWED = (
     "give the name of a recipe, a recipe file, the folder of a run, as in runs/digits-1, or a "
@@ -38,111 +30,49 @@ _ALLOWED = (
 )
 
 
-@dataclass
-class Subject:
-    """What the user named.
+@dataclass(frozen=True)
+class Named:
+    """What the user named, without the settings of the command.
 
     Attributes:
-        recipe: the recipe, with the command's changes.
+        base: the recipe that is named; None for a recipe file that states all settings.
+        own: the settings of a recipe file, which change the base.
+        source: the file or run that states the recipe, and may be somebody else's; None if this
+            package or the user's program does.
         run: the run that is named, or None.
         data: the folder of the dataset, or of the images that are named; None for the usual places.
-        changes: the command's changes if the recipe is still to be fitted to the images in `data`,
-            else None.
-        settings: those of a recipe file that names the recipe, which come before the changes.
-        named: the name of the recipe that is named; None if only the images are.
-        notes: messages about the recipe, for the user and the run's log.
-        details: what was chosen for the user, for the log.
-        surveyed: the examples of the folder of images, if fitting the recipe has surveyed it.
+        fits: the recipes by name of which the images in `data` choose one, with settings that fit
+            them; () if the recipe stays as it is.
+        details: why the recipe is another one than the user named, for the log.
     """
 
-    recipe: Recipe
-    run: Run | None
-    data: Path | None
-    changes: Fields | None
-    settings: Fields
-    named: str | None
-    notes: list[str]
-    details: list[str] = field(default_factory=list)
-    surveyed: "Examples | None" = None
+    base: Recipe | None
+    own: Fields = field(default_factory=dict)
+    source: Path | None = None
+    run: Run | None = None
+    data: Path | None = None
+    fits: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
 
 
-def subject_of(
-    what: What,
-    changes: Fields,
-    data: Path | None = None,
-    trust_code: bool = False,
-    weights: WeightsFile | None = None,
-) -> Subject:
-    """Return what the user named by the argument `what`, with the command's `changes`.
+def named_by(
+    what: What, changes: Fields, data: Path | None = None, weights: WeightsFile | None = None
+) -> Named:
+    """Return what the user named by the argument `what`, which the command's `changes` change.
 
     Without `what`, it is the recipe of the run whose `weights` a new run starts from, or the folder
-    of images `data`, or the recipe "digits". It is an error if a file or a run names code that is
-    not trusted.
-    """
-    kind, path = kind_of(what, changes, data)
-    base: Recipe | None = None
-    settings: Changes = {}  # of a recipe file
-    source: Path | None = None  # states the recipe, and may be somebody else's
-    run, fits = None, False
-    match kind:
-        case "recipe":
-            base = what if isinstance(what, Recipe) else get_recipe(str(what or "digits"))
-            fits = what in (FOLDER, PHOTOS)
-        case "file":
-            source, settings = path, with_importable(read_file(path))
-            # A file may name a recipe, and contain only what differs from it.
-            start = settings.pop("recipe", None)
-            base = None if start is None else get_recipe(str(start))
-            fits = start in (FOLDER, PHOTOS)
-        case "run":
-            source, run = path, Run.open(path)
-            base = run.recipe()
-        case "images":
-            base, fits = get_recipe(PHOTOS if is_pretrained(changes) else FOLDER), True
-            data = _images(path, data)
-    details = []
-    # Weights of a run on images may not fit the recipe of others.
-    if weights and weights.run and (what is None or kind == "images"):
-        parent = Run.open(weights.run)
-        if what is None or parent.recipe().dataset == IMAGE_FOLDER:
-            base = parent.recipe().replace(init_sha256=weights.sha256)
-            source, fits, data = parent.path, False, data_of(parent, data)
-            if kind == "images":
-                details.append(
-                    f"the recipe is that of {parent.path}, whose weights the run starts from"
-                )
-    notes = list[str]()
-    if base is not None:
-        stated = {**settings, **changes}
-        settled, notes = with_network(base, stated, weights)
-        own = {name: settled[name] for name in settled if name == "model" or name not in stated}
-        # They belong to the model, and so to what names it.
-        if "model" in settings and "model" not in changes:
-            settings |= own
-        else:
-            changes = {**changes, **own}
-    fields = base.model_dump(mode="json") if base else {}
-    recipe = make(fields, settings, changes, note=notes.append)
-    if source is not None:
-        # The command may replace the code. A file without a model may still have options for that
-        # of the command.
-        stated = {"model": recipe.model, **fields, **settings}
-        code = [name for name in ("model", "dataset") if stated.get(name) == getattr(recipe, name)]
-        recipe.require_trust(source, trust_code, code)
-    named = base.name if base and (kind != "images" or is_pretrained(changes)) else None
-    return Subject(recipe, run, data, changes if fits else None, settings, named, notes, details)
-
-
-def kind_of(what: What, changes: Fields, data: Path | None) -> tuple[Kind, Path]:
-    """Return which kind of thing the user named, and its path if it has one. A path with nothing
-    there is an error.
+    of images `data`, or the recipe "digits". A path with nothing there is an error.
     """
     if isinstance(what, Recipe):
-        return "recipe", Path()
-    if what is None:
-        return ("recipe", Path()) if data is None or "dataset" in changes else ("images", data)
+        return Named(what, data=data)
     if isinstance(what, Run):
-        return "run", what.path
+        return _run(what.path, data)
+    if what is None and data is not None and "dataset" not in changes:
+        return _images(None, data, changes, weights)
+    if what is None and weights and weights.run:
+        return _parent(weights.run, weights, data)
+    if what is None:
+        return Named(get_recipe("digits"), data=data)
     if not isinstance(what, str | Path):
         raise LockstepError(
             f"what: got a {type(what).__name__}: give a recipe's name, a Recipe, a recipe file, or "
@@ -152,67 +82,70 @@ def kind_of(what: What, changes: Fields, data: Path | None) -> tuple[Kind, Path]
     # Path("digits") is a folder.
     by_name = isinstance(what, str) and what in RECIPES
     if by_name and (data or get_recipe(str(what)).dataset != IMAGE_FOLDER):
-        return "recipe", Path()
+        return _built_in(str(what), data)
     path = files.given(what)
     if path.suffix == ".toml":
-        return "file", path
+        own = read_file(path)
+        # A file may name a recipe, and contain only what differs from it.
+        name = own.pop("recipe", None)
+        of_base = Named(None, data=data) if name is None else _built_in(str(name), data)
+        return replace(of_base, own=own, source=path)
     if path.suffix.lower() in (".yaml", ".yml", ".json", ".py", ".cfg", ".ini"):
         raise LockstepError(f"{path}: a recipe file is TOML, with a name that ends in .toml")
     if os.path.lexists(path / "recipe.json"):
-        return "run", path
+        return _run(path, data)
     if os.path.lexists(path):
         if path.is_dir() and files.first_with(path, "recipe.json"):
             Run.open(path)  # raises an error that names a run in it
-        return "images", path
+        return _images(path, data, changes, weights)
     if isinstance(what, Path) or "/" in what:
         raise LockstepError(f"there is no folder {path}: {files.near(path)}{_ALLOWED}", DATA)
     if not by_name and ("runs" / path).is_dir():
         Run.open(path)  # raises an error that names the run
-    return "recipe", path
+    return _built_in(what, data)
 
 
-def with_importable(settings: Fields) -> Changes:
-    """Return `settings` with a model and dataset of the user as package.module:function."""
-    own = {name: _importable(name, settings[name]) for name in _OF_USER if name in settings}
-    return {**settings, **own}
+def _built_in(name: str, data: Path | None) -> Named:
+    """Return the recipe `name`, on its dataset in the folder `data`."""
+    return Named(get_recipe(name), data=data, fits=(name,) if name in (FOLDER, PHOTOS) else ())
 
 
-def _importable(name: str, value: Any) -> Any:
-    """Return the model or dataset `value` as package.module:function if it is the user's own."""
-    if callable(value):
-        module = getattr(value, "__module__", "")
-        function = getattr(value, "__qualname__", "")
-        if not function or getattr(sys.modules.get(module), function, None) is not value:
-            raise LockstepError(
-                f"{name}={value!r} cannot be imported by its name: give a function of a module"
-            )
-        value = f"{module}:{function}"
-    if ".py:" in str(value):  # the path of a file, as in nets/mynet.py:Net
-        if str(value).startswith(("/", "..")):
-            raise LockstepError(
-                f"{name}={value}: give the path from the current folder down, as in "
-                f"nets/mynet.py:Net"
-            )
-        value = str(value).removeprefix("./").replace(".py:", ":").replace("/", ".")
-    module, _, function = str(value).partition(":")
-    if module == "__main__":
-        raise LockstepError(
-            f"{name}: {function} is defined in a notebook or in the script that is running, and "
-            f"the processes that train cannot import it from there: put it in a file, for example "
-            f"mynet.py, and give {name}='mynet:{function}'"
-        )
-    return value
+def _run(path: Path, data: Path | None) -> Named:
+    run = Run.open(path)
+    return Named(run.recipe(), source=path, run=run, data=data)
 
 
-def _images(path: Path, data: Path | None) -> Path:
-    """Return the absolute path of a folder of images. Other images as `data` are an error."""
-    require_folder(path)
-    if data is not None and data.resolve() != path.resolve():
+def _parent(path: Path, weights: WeightsFile, data: Path | None) -> Named:
+    """Return the recipe of the run at `path`, whose `weights` a new run starts from."""
+    run = Run.open(path)
+    recipe = run.recipe().replace(init_sha256=weights.sha256)
+    return Named(recipe, source=path, data=data_of(run, data))
+
+
+def _images(
+    path: Path | None, data: Path | None, changes: Fields, weights: WeightsFile | None
+) -> Named:
+    """Return the folder of images at `path`, or else at `data`, with a recipe that is to be fitted
+    to them. Two folders are an error.
+
+    A run that starts from the `weights` of another one gets its recipe, as these may not fit other
+    recipes; but with a `path` only if the other run was trained on images.
+    """
+    folder = path or data or Path()
+    require_folder(folder)
+    if path and data and data.resolve() != path.resolve():
         raise LockstepError(
             f"{path} is a folder of images, and {option('data')} names another one, {data}: "
             f"give one of them"
         )
-    return path.absolute()
+    folder = folder.absolute()
+    if weights and weights.run:
+        parent = _parent(weights.run, weights, folder)
+        if path is None or (parent.base and parent.base.dataset == IMAGE_FOLDER):
+            why = f"the recipe is that of {parent.source}, whose weights the run starts from"
+            return replace(parent, details=(why,))
+    fits = (PHOTOS,) if is_pretrained(changes) else (FOLDER, PHOTOS)
+    return Named(get_recipe(fits[0]), data=folder, fits=fits)
 
 
 def path_of(given: str | Path | Run | None) -> Path | None:

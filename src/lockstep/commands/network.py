@@ -34,18 +34,19 @@ def is_pretrained(changes: Fields) -> bool:
     return model in PACKAGED_NETWORKS or model.startswith(TIMM)
 
 
-def with_network(
-    base: Recipe, changes: Fields, weights: WeightsFile | None
-) -> tuple[Fields, list[str]]:
-    """Return `changes` of the recipe `base` with the settings that go with the network, and notes.
+def settings_of(
+    base: Recipe, stated: Fields, weights: WeightsFile | None
+) -> tuple[Changes, list[str]]:
+    """Return the settings that go with the network of a recipe, and notes for the user.
 
-    The network is the one that `changes` name. For `photos-tuned`, it may also be that of the run
-    whose `weights` the new run starts from. Settings that the user states are kept.
+    The recipe is `base` with the settings that the user has `stated`. The network is the one that
+    these name, which is then among the settings by its full name; all other settings that are
+    stated stay. For `photos-tuned`, it may also be that of the run whose `weights` the new run
+    starts from.
     Raises: LockstepError, also for a network of timm in a recipe that has no use for its weights.
     """
-    model = str(changes.get("model"))
-    tuned = base.name == PHOTOS_TUNED
-    settings: Changes = {}
+    model = str(stated.get("model"))
+    own: Changes = {}
     notes: list[str] = []
     if base.name not in (PHOTOS, PHOTOS_TUNED):
         if model.startswith(TIMM):
@@ -54,26 +55,25 @@ def with_network(
                 f"{PHOTOS_TUNED}, not for {base.name}: name one of these, or give "
                 f"{option('model', 'timm.models:NAME')} for a network with random weights"
             )
-        return changes, notes
+        return own, notes
+    tuned = base.name == PHOTOS_TUNED
     if model in PACKAGED_NETWORKS:
-        settings = {**PACKAGED_NETWORKS[model]}
+        own = {**PACKAGED_NETWORKS[model]}
     elif model.startswith(TIMM):
-        px = changes.get("image_px")
+        px = stated.get("image_px")
         side = px if isinstance(px, int) else None  # Validation reports another type.
-        settings = settings_of_timm(model.removeprefix(TIMM), side, with_weights=weights is None)
-        licence = settings.pop("licence")
+        own = settings_of_timm(model.removeprefix(TIMM), side, with_weights=weights is None)
+        licence = own.pop("licence")
         if weights is None:
-            notes = [f"network {settings['model']}: the licence of its weights is {licence}"]
-        changes = {**changes, "model": settings["model"]}
-    elif tuned and weights and weights.run and "model" not in changes:
+            notes = [f"network {own['model']}: the licence of its weights is {licence}"]
+    elif tuned and weights and weights.run and "model" not in stated:
         parent = Run.open(weights.run).recipe()
-        settings = _of_run(parent) if parent.model != base.model else {}
-    if tuned and settings.get("model", base.model) != base.model:
-        settings.pop("head", None)
-        options = settings.get("model_options", {})
-        settings["model_options"] = {**options, "fixed_statistics": True}
-        settings["lr_factors"] = _factors_of(base, {**settings, **changes})
-    return {**settings, **changes}, notes
+        own = _of_run(parent) if parent.model != base.model else {}
+    if tuned and own.get("model", base.model) != base.model:
+        own.pop("head", None)
+        own["model_options"] = {**own.get("model_options", {}), "fixed_statistics": True}
+        own["lr_factors"] = _factors_of(base, {**own, **stated, "model": own["model"]})
+    return {name: own[name] for name in own if name == "model" or name not in stated}, notes
 
 
 def _of_run(recipe: Recipe) -> Changes:
@@ -95,7 +95,7 @@ def _factors_of(base: Recipe, changes: Fields) -> dict[str, float]:
     """
     from lockstep.core.build import build_model
 
-    recipe = make(base.model_dump(mode="json"), changes)
+    recipe = make(base, changes)
     px = recipe.image_px or 0
     module = build_model(recipe, (3, px, px), 2)
     return slow_layers([name for name, _ in module.named_parameters()])

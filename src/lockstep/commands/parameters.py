@@ -8,7 +8,6 @@ so that `--help` does not wait for pydantic and the code that starts processes.
 import ast
 import inspect
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -19,8 +18,6 @@ from typing import Annotated, Any, get_args
 import typer
 
 from lockstep.text import entries
-
-STARTED = time.time()  # when the program started: `total_s` of a result counts from here
 
 _PACKAGE = Path(__file__).parents[1]
 # The first type of an annotation, as the source writes it -> the type of the option.

@@ -66,10 +66,9 @@ def show(what: str) -> Iterator[str | Record]:
     Args:
         what: Name of a recipe, a recipe file (.toml), or the folder of a run.
     """
-    from lockstep.commands.named import subject_of
-    from lockstep.commands.plan import fitted
+    from lockstep.commands.plan import drafted, fitted
 
-    recipe = fitted(subject_of(what, {}, trust_code=True))  # none of its code is executed
+    recipe = fitted(drafted(what, {}, trust_code=True)).recipe  # none of its code is executed
     yield {"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest()}
     yield (
         f"# {recipe.name}: {recipe.towers} towers x {recipe.tower_batch} images. Digest "

@@ -16,7 +16,7 @@ from typing import Any
 
 import typer
 
-from lockstep.commands.parameters import STARTED
+from lockstep.commands import STARTED
 from lockstep.errors import ENVIRONMENT, LockstepError, option, printable
 from lockstep.files import Record, discard, no_room
 from lockstep.jobs.specs import Output, Spec, TrainSpec

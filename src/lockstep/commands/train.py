@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Unpack
 
 from lockstep.commands.named import placement_of
-from lockstep.commands.plan import changes_of, train_spec, with_stored_data
+from lockstep.commands.plan import changes_of, train_spec
 from lockstep.commands.shell import run_job
 from lockstep.config.options import TrainOptions
 from lockstep.config.recipe import Recipe
@@ -104,14 +104,13 @@ def train(
     changes = changes_of(settings, options)
     folder = data if isinstance(data, str | Path) else None
     placement = placement_of({**options, "init": init, "data": folder})
-    if data is not None and folder is None:
-        changes = with_stored_data(data, what, changes, placement.init)
     with muted(quiet or world.process != 0):
         spec = train_spec(
             what,
             changes,
             placement,
             world,
+            data=data if folder is None else None,
             trust_code=trust_code,
             skip_damaged=skip_damaged,
             name=name,

@@ -1,6 +1,7 @@
 """Overrides: from the user's settings (a file, --set, options) to a recipe."""
 
 import copy
+import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from lockstep.schema import Changes, Fields, dotted, validated
 
 _MAX_BYTES = 1 << 20  # of a recipe file
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
+_OF_USER = ("model", "dataset")  # which may be a function of the user
 _OF_ONE_MODEL = ("model_options", "weight_decay", "lr_factors")  # these name parts of a model
 # shorthand -> the setting that it switches, and its values without and with it
 _SWITCHES = {"portable": ("arithmetic", "native", "portable")}
@@ -51,7 +53,7 @@ def parse(settings: Sequence[str] | Fields, options: Fields) -> Changes:
                     f"{option(name)} and {option('settings', name)} set the same setting: give one"
                 )
             changes[name] = given
-    return changes
+    return _with_importable(changes)
 
 
 def _value(text: str) -> Any:
@@ -71,7 +73,7 @@ def read_file(path: Path) -> Changes:
     read.
     """
     try:
-        return dotted(tomllib.loads(read_bytes(path, _MAX_BYTES).decode("utf-8-sig")))
+        settings = dotted(tomllib.loads(read_bytes(path, _MAX_BYTES).decode("utf-8-sig")))
     except (
         OSError,
         ValueError,
@@ -83,28 +85,65 @@ def read_file(path: Path) -> Changes:
         raise LockstepError(f"recipe file {path}: {near(path)}{problem}", code) from None
     except RecursionError:
         raise LockstepError(f"recipe file {path}: its brackets nest too deeply") from None
+    return _with_importable(settings)
+
+
+def _with_importable(settings: Fields) -> Changes:
+    """Return `settings` with a model and dataset of the user as package.module:function."""
+    return {
+        name: _importable(name, value) if name in _OF_USER else value
+        for name, value in settings.items()
+    }
+
+
+def _importable(name: str, value: Any) -> Any:
+    """Return the model or dataset `value` as package.module:function if it is the user's own."""
+    if callable(value):
+        module = getattr(value, "__module__", "")
+        function = getattr(value, "__qualname__", "")
+        if not function or getattr(sys.modules.get(module), function, None) is not value:
+            raise LockstepError(
+                f"{name}={value!r} cannot be imported by its name: give a function of a module"
+            )
+        value = f"{module}:{function}"
+    if ".py:" in str(value):  # the path of a file, as in nets/mynet.py:Net
+        if str(value).startswith(("/", "..")):
+            raise LockstepError(
+                f"{name}={value}: give the path from the current folder down, as in "
+                f"nets/mynet.py:Net"
+            )
+        value = str(value).removeprefix("./").replace(".py:", ":").replace("/", ".")
+    module, _, function = str(value).partition(":")
+    if module == "__main__":
+        raise LockstepError(
+            f"{name}: {function} is defined in a notebook or in the script that is running, and "
+            f"the processes that train cannot import it from there: put it in a file, for example "
+            f"mynet.py, and give {name}='mynet:{function}'"
+        )
+    return value
 
 
 def make(
-    fields: Fields, *sources: Fields, note: Callable[[str], None] = lambda text: None
+    base: Recipe | Fields, *layers: Fields, note: Callable[[str], None] = lambda text: None
 ) -> Recipe:
-    """Return the recipe of `fields`, changed by each of `sources` in order (a file's settings, then
-    options).
+    """Return the recipe `base`, or of all its settings, changed by each of the `layers` in order
+    (a file's settings, then options).
 
     A dotted name sets one value in a group of settings. Changing `towers` alone keeps the tower
-    batch. `tower_batch` and `batch` both set the batch, so one source may give only one of them;
-    the same holds for `steps` and `epochs`. A source with multi-label data turns off what is for
-    one label, unless it states that too. A source that changes the model drops the settings that
+    batch. `tower_batch` and `batch` both set the batch, so one layer may give only one of them;
+    the same holds for `steps` and `epochs`. A layer with multi-label data turns off what is for
+    one label, unless it states that too. A layer that changes the model drops the settings that
     name parts of the old model, and sends a `note`.
     Raises: LockstepError naming the setting, what it got and what is allowed.
     """
+    fields = base.model_dump(mode="json") if isinstance(base, Recipe) else base
     changed = copy.deepcopy(dict(fields))
-    for source in sources:
+    for layer in layers:
         for name, other in _ONE_SETTING:
-            if name in source and other in source:
+            if name in layer and other in layer:
                 raise LockstepError(f"{name} and {other} are one setting: give one of them")
-        _drop_settings_of_another_model(changed, source, note)
-        _change(changed, source)
+        _drop_settings_of_another_model(changed, layer, note)
+        _change(changed, layer)
     return validated(Recipe, changed)
 
 

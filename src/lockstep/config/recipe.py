@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep import errors
 from lockstep.config.options import FolderOptions, RecipeOptions
-from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
+from lockstep.config.schedule import SCHEDULES, Length, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, Augmentation, Features
 from lockstep.errors import LockstepError, option, unknown
 from lockstep.messages import command
@@ -446,7 +446,9 @@ class BoundRecipe:
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of `step`."""
-        return self.recipe.lr * self.recipe.schedule.factor(step, self)
+        recipe = self.recipe
+        length = Length(self.steps, self.examples, recipe.batch, recipe.tower_batch)
+        return recipe.lr * recipe.schedule.factor(step, length)
 
     def plan(self, step: int) -> "Plan":
         """Return which examples each tower sees at `step`, and what happens to them."""

@@ -8,15 +8,23 @@ or processes.
 import math
 from bisect import bisect
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from lockstep.kernels.rounding import cos, power
 from lockstep.schema import Settings, registry_of
 
-if TYPE_CHECKING:
-    from lockstep.config.recipe import BoundRecipe
+
+class Length(NamedTuple):
+    """The length of a run: its `steps`, the `examples` of the training set, and how many of these
+    one step takes, of all towers (`batch`) and of each (`tower_batch`).
+    """
+
+    steps: int
+    examples: int
+    batch: int
+    tower_batch: int
 
 
 class Constant(Settings):
@@ -24,8 +32,8 @@ class Constant(Settings):
 
     kind: Literal["constant"] = "constant"
 
-    def factor(self, step: int, bound: "BoundRecipe") -> float:
-        """Return the factor on the base learning rate at `step` of the `bound` recipe."""
+    def factor(self, step: int, length: Length) -> float:
+        """Return the factor on the base learning rate at `step` of a run of this `length`."""
         return 1.0
 
 
@@ -44,10 +52,10 @@ class Staircase(Settings):
     every_epochs: float = Field(350.0, gt=0, le=1e9)
     per_tower: bool = False
 
-    def factor(self, step: int, bound: "BoundRecipe") -> float:
-        """Return the factor on the base learning rate at `step` of the `bound` recipe."""
-        batch = bound.recipe.tower_batch if self.per_tower else bound.recipe.batch
-        period = max(1, int(self.every_epochs * bound.examples / batch))
+    def factor(self, step: int, length: Length) -> float:
+        """Return the factor on the base learning rate at `step` of a run of this `length`."""
+        batch = length.tower_batch if self.per_tower else length.batch
+        period = max(1, int(self.every_epochs * length.examples / batch))
         return power(self.decay, step // period)
 
 
@@ -60,12 +68,12 @@ class Triangle(Settings):
     start: float = Field(0.2, ge=0, le=1)
     warmup: float = Field(0.2, ge=0, lt=1)
 
-    def factor(self, step: int, bound: "BoundRecipe") -> float:
+    def factor(self, step: int, length: Length) -> float:
         """Return the factor on the base learning rate at `step`; it is above 0 before the end."""
-        peak = self.warmup * bound.steps
+        peak = self.warmup * length.steps
         if step < peak:
             return self.start + (1.0 - self.start) * step / peak
-        return (bound.steps - step) / (bound.steps - peak)
+        return (length.steps - step) / (length.steps - peak)
 
 
 class Cosine(Settings):
@@ -81,14 +89,14 @@ class Cosine(Settings):
     warmup: float = Field(0.05, ge=0, lt=1)
     end: float = Field(0.0, ge=0, le=1)
 
-    def factor(self, step: int, bound: "BoundRecipe") -> float:
+    def factor(self, step: int, length: Length) -> float:
         """Return the factor on the base learning rate at `step`; it is above `end` before the
         end.
         """
-        peak = self.warmup * bound.steps
+        peak = self.warmup * length.steps
         if step < peak:
             return self.start + (1.0 - self.start) * step / peak
-        turn = math.pi * (step - peak) / (bound.steps - peak)
+        turn = math.pi * (step - peak) / (length.steps - peak)
         return self.end + (1.0 - self.end) * (1.0 + cos(turn)) / 2.0
 
 

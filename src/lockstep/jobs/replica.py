@@ -50,15 +50,13 @@ class Replica:
         recipe, placement, group, device: what the replica was made with.
         bound: the steps of the run.
         reduction: adds the vectors of all towers.
-        local_processes: how many of the processes are on this host.
-        gpus: the number of each GPU on which these compute, with the number on this host of one
-            that does; {} on CPUs.
+        gpus: the number of each GPU on which the processes of this host compute, with the number
+            on this host of one that does; {} on CPUs.
         splits: the dataset's splits by name, on the CPU.
         initial_weights: what the model took from `placement.init`, or None if it names no file.
         seeded_state: the state with the weights of the seed, if `placement.init` replaces these.
         network, state: the network in the recipe's precision, and the master state that trains it.
         backbone: the layers before the head, or None if the whole network is trained.
-        parameter_count: number of values in all parameters that are trained.
         model_source: SHA-256 of each source file of the user's model and dataset; {} if both are
             built in.
         decoder: the versions of the image decoder, or None if the dataset is no folder of images.
@@ -81,10 +79,10 @@ class Replica:
         ctx.monitor.use(ctx.device)
         self.reduction = Reduction(ctx.group, recipe.towers, placement.reduction)
         hosts = ctx.group.hosts()
-        self.local_processes = hosts.count(hosts[ctx.group.process])
+        self._local_processes = hosts.count(hosts[ctx.group.process])
         self.gpus: dict[int, int] = {}
         if ctx.device.type == "cuda":
-            numbers = (placement.gpus or range(self.local_processes))[: self.local_processes]
+            numbers = (placement.gpus or range(self._local_processes))[: self._local_processes]
             self.gpus = {number: local for local, number in enumerate(numbers)}
 
         # One process of a host reads, decodes and downloads; then the others find the result.
@@ -106,7 +104,6 @@ class Replica:
         # A module of the user, imported by now, may have set torch's flags for itself.
         numerics.configure(recipe.threads_per_tower, recipe.exact)
         self.state = model.state(ctx.device)
-        self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
         model.to_device(ctx.device)
         self.network, self.backbone = model.network, model.backbone
 
@@ -204,7 +201,7 @@ class Replica:
         if self.backbone is not None:
             recipe = self.recipe
             code = imported_code(recipe.model) if "model" in recipe.custom_code else {}
-            cores = hardware.cores() // self.local_processes
+            cores = hardware.cores() // self._local_processes
             dataset = features_of(
                 self.backbone,
                 dataset,

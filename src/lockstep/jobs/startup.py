@@ -39,6 +39,7 @@ def startup_lines(replica: Replica, run: Path) -> list[Line]:
     passes = f"of {recipe.batch} images ({epochs:.{int(epochs < 10)}f} epochs)"
     if recipe.head:  # A step takes features, so a number of epochs would mislead about the time.
         passes = f"over {plural(len(train_set), 'training image')}"
+    parameters = sum(tensor.numel() for tensor in replica.state.parameters.values())
     # The user has given a file of weights, or a network of timm.
     given = replica.initial_weights is not None and recipe.init_sha256 not in PACKAGED
     origin = f", from the weights {replica.placement.init}" if given else ""
@@ -56,7 +57,7 @@ def startup_lines(replica: Replica, run: Path) -> list[Line]:
         ),
         (
             "network",
-            f"{recipe.model}: {replica.parameter_count:,} parameters"
+            f"{recipe.model}: {parameters:,} parameters"
             + (" to train, all in its last layer" if recipe.head else "")
             + origin,
         ),

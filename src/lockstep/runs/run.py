@@ -209,10 +209,6 @@ class Run:
         """
         return self.model if self.model.is_file() else self.load().path
 
-    def load_weights(self) -> StateFile:
-        """Return what `weights_file` holds. Raises: LockstepError, also if it is damaged."""
-        return statefile.read(self.model) if self.model.is_file() else self.load()
-
     def load(self, which: int | Literal["best"] | None = None) -> StateFile:
         """Return the checkpoint after `which` updates, or the best one; by default the newest valid
         one.
