@@ -384,21 +384,31 @@ def _name_groups(scan: Scan, pattern: str | None) -> list[str]:
 
 
 def _group_keys(photos: list[Photo]) -> dict[str, str]:
-    """Return the key of the group of each content; see `Survey`."""
+    """Return the key of the group of each content, the least of all groups that share contents with
+    each other; see `Survey`.
+    """
     if not any(photo.group for photo in photos):
         return {photo.sha256: photo.sha256 for photo in photos}
-    groups = {
+    key_of = {
         photo.group: hashlib.sha256(photo.group.encode(errors="surrogateescape")).hexdigest()
         for photo in photos
     }
+    lower = {key: key for key in key_of.values()}  # towards the least key that is joined to it
+
+    def least(key: str) -> str:
+        while lower[key] != key:
+            lower[key] = lower[lower[key]]
+            key = lower[key]
+        return key
+
     keys: dict[str, str] = {}
-    before: dict[str, str] = {}
-    while before != groups:  # until no content is in two groups of different keys
-        before = dict(groups)
-        for photo in photos:
-            key = min(groups[photo.group], keys.get(photo.sha256, groups[photo.group]))
-            groups[photo.group] = keys[photo.sha256] = key
-    return keys
+    for photo in photos:
+        own = least(key_of[photo.group])
+        other = keys.setdefault(photo.sha256, own)
+        if other != own:
+            other = least(other)
+            lower[max(own, other)] = min(own, other)
+    return {sha256: least(key) for sha256, key in keys.items()}
 
 
 def _divide(
