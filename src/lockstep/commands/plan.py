@@ -233,7 +233,7 @@ def train_spec(
             f"{subject.recipe.dataset} is not one: leave it out"
         )
     if skip_damaged and stated is None:
-        photos = subject.recipe.survey(subject.data).scan.photos
+        photos = subject.recipe.survey(subject.data).photos
         causes = {photo.path: photo.cause for photo in photos if photo.cause}
         subject = subject_of(
             what,
@@ -320,7 +320,7 @@ def evaluated(recipe: Recipe, placement: Placement, path: Path) -> Changes:
     the same. A message says what differs. It is an error if the folder has no images of the run's
     classes, or other classes too.
     """
-    from lockstep.pictures.photos import ALL
+    from lockstep.pictures.manifest import ALL
 
     run, data = Run(path), placement.data
     known, classes = run.data(), run.classes
