@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from lockstep.errors import LockstepError, option
-from lockstep.pictures.manifest import SPLITS, LabelSource, Manifest, Row, split_of
+from lockstep.pictures.manifest import SPLITS, Manifest, Row, split_of
 from lockstep.pictures.paths import PathIndex
 from lockstep.pictures.table import Line, Table, read_table
 from lockstep.text import few, listed, noted
@@ -27,25 +27,14 @@ def by_tables(manifest: Manifest) -> Manifest:
         return manifest.adding(notes=noted(unread, "table", "that is not read", remedy))
     by_folder = by_folder and source.layout != "table" and not source.label_column
     index = PathIndex(listing.root, listing.images)
-    tables, errors = _read(paths, index, source, by_folder)
-    other = "give each class a folder with its images"
-    if by_folder:
-        other = f"add {option('layout', manifest.by)}"
-    errors = [f"{error}, or {other}" for error in errors]
-    titles = listed([table.title for table in tables])
-    if len({table.folder for table in tables}) < len(tables):
-        errors = [f"{titles} are tables of labels: keep one, and move the others away"]
-        tables = []
-    stated = {(bool(line.split), bool(line.group)) for table in tables for line in table.lines[:1]}
-    if len(stated) > 1:
-        errors = [f"give a column split or group to all of {titles}, or to none"]
-        tables = []
+    tables, errors = _tables(manifest, paths, index, by_folder)
     if asked and not (tables or errors or manifest.partial):
         errors = ["no CSV here names the images: add one with the columns file and label"]
     if not tables or (errors and by_folder):
         return manifest.adding(errors)
     notes = [f"not read: {error}" for error in errors]
     manifest = manifest.adding(notes=[*notes, *(table.note for table in tables if table.note)])
+    titles = listed([table.title for table in tables])
     needed = manifest.rows if by_folder else [*manifest.rows, *manifest.unlabelled]
     lines, problems = _matched(tables, index, needed, source.multi_label)
     if by_folder:
@@ -64,21 +53,32 @@ def by_tables(manifest: Manifest) -> Manifest:
     unknown = sorted({line.split for line in lines.values() if not split_of(line.split)} - {""})
     problems += noted(unknown, "name", f"of a split in {titles}", "call it train, val or test")
     manifest = manifest._replace(table=titles).adding(problems)
-    return manifest if manifest.problems else _said(manifest, lines)
+    return manifest if manifest.problems else _as_stated(manifest, lines)
 
 
-def _read(
-    paths: Sequence[str], index: PathIndex, source: LabelSource, by_folder: bool
+def _tables(
+    manifest: Manifest, paths: Sequence[str], index: PathIndex, by_folder: bool
 ) -> tuple[list[Table], list[str]]:
-    """Return the tables of labels at `paths`, and the errors of those that leave a doubt."""
+    """Return the tables of labels at `paths`, and what is wrong with others or with all of them, a
+    sentence each.
+    """
     tables = list[Table]()
     errors = list[str]()
+    other = "give each class a folder with its images"
+    if by_folder:
+        other = f"add {option('layout', manifest.by)}"
     for path in paths:
         try:
-            if table := read_table(path, index, source, by_folder):
+            if table := read_table(path, index, manifest.source, by_folder):
                 tables.append(table)
         except LockstepError as error:
-            errors.append(str(error))
+            errors.append(f"{error}, or {other}")
+    titles = listed([table.title for table in tables])
+    if len({table.folder for table in tables}) < len(tables):
+        return [], [f"{titles} are tables of labels: keep one, and move the others away"]
+    stated = {(bool(line.split), bool(line.group)) for table in tables for line in table.lines[:1]}
+    if len(stated) > 1:
+        return [], [f"give a column split or group to all of {titles}, or to none"]
     return tables, errors
 
 
@@ -101,7 +101,7 @@ def _contradiction(manifest: Manifest, lines: Mapping[str, Line], titles: str) -
     return []
 
 
-def _said(manifest: Manifest, lines: Mapping[str, Line]) -> Manifest:
+def _as_stated(manifest: Manifest, lines: Mapping[str, Line]) -> Manifest:
     """Give the images what their lines say. Folders may still be splits. Those without a line are
     in no class.
     """
