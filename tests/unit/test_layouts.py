@@ -40,7 +40,15 @@ HAM_TABLE = table(
     *(f"L{n // 2},ISIC_{n},{'nv' if n % 2 else 'mel'},50" for n in range(3, 9)),
 )
 ONE, TWO = "1.png,a", "2.png,b"
-LABELS = table("file,label", "1.png,a", "2.png,a", "3.png,b", "4.png,b")
+
+
+def named(form):
+    """A table of four images, whose names have the `form`, and their labels."""
+    return table("file,label", *(f"{form.format(n)},{'ab'[n > 2]}" for n in range(1, 5)))
+
+
+LABELS = named("{}.png")
+OTHERS = table("file,label", "1,x", "2,x", "3,y", "4,y")
 SIX = pictures(*"123456")
 LEAVES = ["scab", "rust", "scab rust", "healthy", "healthy", "scab"]
 A_B = {"1.png": "a", "2.png": "a", "3.png": "b", "4.png": "b"}
@@ -209,12 +217,7 @@ READ = {
         None,
     ),
     "paths of another computer, in the folder": (
-        {
-            **FLAT,
-            "l.csv": table(
-                "path,label", *(f"Data\\all/{n}.png,{'aabb'[n - 1]}" for n in range(1, 5))
-            ),
-        },
+        {**FLAT, "l.csv": named("Data\\all/{}.png")},
         {},
         A_B,
     ),
@@ -259,7 +262,7 @@ READ = {
     "a table beside the folders of splits that names their images": (
         {
             **pictures("train/1", "train/2", "train/3", "test/4"),
-            "l.csv": table("file,label", "1.png,a", "2.png,a", "3.png,b", "4.png,b"),
+            "l.csv": LABELS,
         },
         {},
         {
@@ -280,28 +283,17 @@ READ = {
         A_B,
     ),
     "two columns that may be it": (
-        {
-            **FLAT,
-            "l.csv": table("file,class,label", *(f"{n}.png,x,{'ab'[n > 2]}" for n in range(1, 5))),
-        },
+        {**FLAT, "l.csv": named("{}.png,x").replace("label", "class,label")},
         {"label_column": "label"},
         A_B,
     ),
     "windows paths of another computer": (
-        {
-            **FLAT,
-            "l.csv": table(
-                "file,label", *(rf"C:\Users\me\{n}.png,{'ab'[n > 2]}" for n in range(1, 5))
-            ),
-        },
+        {**FLAT, "l.csv": named(r"C:\Users\me\{}.png")},
         {},
         A_B,
     ),
     "absolute paths of another computer": (
-        {
-            **FLAT,
-            "l.csv": table("file,label", *(f"/home/me/{n}.png,{'ab'[n > 2]}" for n in range(1, 5))),
-        },
+        {**FLAT, "l.csv": named("/home/me/{}.png")},
         {},
         A_B,
     ),
@@ -311,10 +303,7 @@ READ = {
         {"x/1.png": "a", "y/1.png": "b"},
     ),
     "paths that begin with the folder": (
-        {
-            **FLAT,
-            "l.csv": table("file,label", *(f"photos/{n}.png,{'ab'[n > 2]}" for n in range(1, 5))),
-        },
+        {**FLAT, "l.csv": named("photos/{}.png")},
         {},
         A_B,
     ),
@@ -380,12 +369,12 @@ READ = {
         None,
     ),
     "the table of two that differ": (
-        {**CATS, "l.csv": table("file,label", "1,x", "2,x", "3,y", "4,y")},
+        {**CATS, "l.csv": OTHERS},
         {"layout": "table"},
         {"cats/1.png": "x", "cats/2.png": "x", "dogs/3.png": "y", "dogs/4.png": "y"},
     ),
     "the folders of two that differ": (
-        {**CATS, "l.csv": table("file,label", "1,x", "2,x", "3,y", "4,y")},
+        {**CATS, "l.csv": OTHERS},
         {"layout": "folders"},
         None,
     ),
@@ -695,7 +684,7 @@ REFUSED = {
         ["4 rows of l.csv (path, label) without an image (x/test/cats/1.png and 3 more)"],
     ),
     "labels of other classes, beside": (
-        {**CATS, "../l.csv": table("file,label", "1,x", "2,x", "3,y", "4,y")},
+        {**CATS, "../l.csv": OTHERS},
         {},
         ["cats/1.png is cats by its folder, and l.csv (file, label) says x: choose with"],
     ),
