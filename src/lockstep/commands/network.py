@@ -153,7 +153,7 @@ def scaled(recipe: Recipe, survey: "Survey", path: Path) -> Changes:
     photos = survey.splits["train"]
     norms = []
     for photo in photos[:: -(-len(photos) // _MEASURED)]:
-        file = survey.manifest.listing.root / photo.path
+        file = survey.root / photo.path
         pixels = decode_image(file, decoding)
         features = backbone(torch.from_numpy(pixels)[None])[0, 0, 0].view(torch.float32)
         norms.append(float(features.square().sum()))

@@ -22,7 +22,7 @@ def record_of(survey: Survey) -> Record:
     }
     sides = [photo.shorter_side for photo in survey.readable]
     record: Record = {
-        "folder": str(manifest.listing.root),
+        "folder": str(survey.root),
         "images": len(survey.photos),
         "splits": {split: len(photos) for split, photos in splits.items()},
         "classes": {

@@ -69,6 +69,11 @@ class Survey:
     group_keys: dict[str, str]
 
     @property
+    def root(self) -> Path:
+        """The folder."""
+        return self.manifest.listing.root
+
+    @property
     def multi_label(self) -> bool:
         """Whether an image may have several labels or none."""
         return self.manifest.source.multi_label
@@ -85,7 +90,7 @@ class Survey:
             if len(self.problems) == 1:
                 text = f" {self.problems[0]}"
             what = "evaluated" if ALL in self.splits else "trained on"
-            raise LockstepError(f"{self.manifest.listing.root} cannot be {what}:{text}", DATA)
+            raise LockstepError(f"{self.root} cannot be {what}:{text}", DATA)
         return self
 
     def examples(self) -> Examples:
@@ -109,7 +114,7 @@ class Survey:
             groups = np.unique(keys, return_inverse=True)[1]
         contents = bytes.fromhex("".join([photo.sha256 for photo in photos]))
         return Examples(
-            self.manifest.listing.root,
+            self.root,
             self.classes,
             self.notes,
             {split: places[id(members)] for split, members in self.splits.items()},
@@ -117,7 +122,7 @@ class Survey:
             labels,
             groups,
             "\0".join([photo.path for photo in photos]),
-            cautions(self.splits, self.manifest.listing.root),
+            cautions(self.splits, self.root),
         )
 
     def duplicates(self, differ: str = "path", same: str = "sha256") -> list[list[str]]:
