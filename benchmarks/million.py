@@ -27,7 +27,7 @@ import psutil
 from PIL import Image
 
 from benchmarks.kinds import slug
-from lockstep.pictures.scan import scan_folder
+from lockstep.pictures.survey import manifest_of
 
 CLASSES = 1_000
 FEW = 10_000  # pictures of the small set, with which a step is compared
@@ -203,7 +203,7 @@ def _figures(place: Path, count: int) -> dict[str, float]:
 
     trained("second start", folder)
     began = time.perf_counter()
-    scan_folder(folder)
+    manifest_of(folder)
     figures["listing alone, once"] = time.perf_counter() - began
     (folder / "class0000/more.jpg").write_bytes(picture(count))
     start_s("one picture more", folder).interrupt()

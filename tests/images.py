@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lockstep.data import folder
-from lockstep.pictures import photos
+from lockstep.pictures import survey
 from lockstep.pictures.decode import Decoding
 
 
@@ -38,10 +38,15 @@ def write(root: Path, classes: Mapping[str, Sequence[int]], **options) -> Path:
 
 
 def lay(root, contents):
-    """Write `contents`: name of a file -> number of an image, or a text. Return the folder."""
+    """Write `contents`: name of a file -> number of an image, or a text; None: of an empty folder.
+    Return the folder.
+    """
     for name, content in contents.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        if content is None:
+            path.mkdir()
+            continue
         data = encoded(content) if isinstance(content, int) else content
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
     root.mkdir(exist_ok=True)
@@ -91,5 +96,5 @@ def load_folder(
     **how,
 ):
     """The datasets of a folder, which is read as training reads it; `how` is for `survey_folder`."""
-    found = photos.survey_folder(root, test_share, fit=fit, **how)
+    found = survey.survey_folder(root, test_share, fit=fit, **how)
     return folder.load(found.require_sound().examples(), Decoding(image_px, grey, fit))

@@ -23,9 +23,9 @@ from lockstep.data.folder import pixels_key
 from lockstep.head import features as head_features
 from lockstep.head.features import features_key, features_of
 from lockstep.jobs import weights
-from lockstep.pictures import decode, photos, pixels, scan
+from lockstep.pictures import decode, index, listing, pixels
 from lockstep.pictures.decode import Decoding
-from lockstep.pictures.scan import scan_folder
+from lockstep.pictures.survey import manifest_of
 from lockstep.recipes import get_recipe
 from lockstep.runs.provenance import imported_code
 
@@ -88,7 +88,7 @@ CACHES = {
         of_pixels(interpolation="bilinear"),
     ],
     "photos": [
-        photos._header,
+        index._header,
         other_library,
         lambda *fixtures: other_source(*fixtures, decode.__file__),
     ],
@@ -218,13 +218,13 @@ def test_an_input_without_a_value_of_its_own_is_refused():
 def test_class_folders_that_were_exchanged_are_read_again(tmp_path, monkeypatch):
     """Where sizes and times are equal, as those that tar unpacks may be, only the inodes tell."""
     real = files.stamps
-    monkeypatch.setattr(scan, "stamps", lambda status: (1, 2, 3, *real(status)[3:]))
+    monkeypatch.setattr(listing, "stamps", lambda status: (1, 2, 3, *real(status)[3:]))
     names = ("cats/0.png", "cats/1.png", "dogs/0.png", "dogs/1.png")
     root = lay(tmp_path / "photos", {name: number for number, name in enumerate(names)})
-    first = {photo.path: photo.sha256 for photo in photos.read_photos(scan_folder(root))}
+    first = {photo.path: photo.sha256 for photo in index.read_photos(manifest_of(root))}
     for before, after in (("cats", "x"), ("dogs", "cats"), ("x", "dogs")):
         (root / before).rename(root / after)
-    again = {photo.path: photo.sha256 for photo in photos.read_photos(scan_folder(root))}
+    again = {photo.path: photo.sha256 for photo in index.read_photos(manifest_of(root))}
     assert again != first
     assert again == {path: files.sha256(root / path) for path in first}
 
@@ -244,14 +244,14 @@ def test_stamps_have_device_and_inode(tmp_path):
 def test_files_without_a_time_of_change_are_read_again(tmp_path, monkeypatch, kind, again):
     """Another image of a file system, mounted at the same place, may have equal stamps."""
     root = write(tmp_path / "photos", {"cats": [1, 2], "dogs": [3, 4]})
-    photos.read_photos(scan_folder(root))
+    index.read_photos(manifest_of(root))
     device = root.stat().st_dev
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
         f"1 2 {os.major(device)}:{os.minor(device)} / / ro shared:1 - {kind} /dev/loop0 ro\n"
     )
     monkeypatch.setattr(files, "_MOUNTS", mounts)
-    read, examined = [], photos._examined
-    monkeypatch.setattr(photos, "_examined", lambda *photo: read.append(1) or examined(*photo))
-    photos.read_photos(scan_folder(root))
+    read, examined = [], index._examined
+    monkeypatch.setattr(index, "_examined", lambda *photo: read.append(1) or examined(*photo))
+    index.read_photos(manifest_of(root))
     assert len(read) == again

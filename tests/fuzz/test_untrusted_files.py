@@ -34,8 +34,7 @@ from lockstep.jobs.weights import find_weights, load_initial_weights
 from lockstep.listeners.metrics import EvaluationLog
 from lockstep.pages.runs import page
 from lockstep.pictures.decode import Decoding, _load_plugins, decode_image, inspect_image
-from lockstep.pictures.photos import survey_folder
-from lockstep.pictures.scan import scan_folder
+from lockstep.pictures.survey import manifest_of, survey_folder
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
 from lockstep.runs.run import Run
@@ -351,7 +350,7 @@ LOADERS = {
         kind: ({"p": content}, lambda folder: looked_at(folder / "p"))
         for kind, content in PICTURES.items()
     },
-    "table of labels": ({"t.csv": b"id,label,split\n1,a,train\n"}, scan_folder),
+    "table of labels": ({"t.csv": b"id,label,split\n1,a,train\n"}, manifest_of),
     "safetensors": (
         {"w.safetensors": save(WEIGHTS)},
         lambda folder: start_from(folder / "w.safetensors"),

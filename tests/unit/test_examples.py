@@ -15,7 +15,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.replica import read_splits
 from lockstep.jobs.train import train
 from lockstep.launch.world import World
-from lockstep.pictures import photos as module
+from lockstep.pictures import survey as module
 from lockstep.recipes import RECIPES
 
 AB = {"a": range(6), "b": range(6, 12)}

@@ -13,7 +13,7 @@ from lockstep.commands.plan import drafted, fitted, train_spec
 from lockstep.config.placement import Placement
 from lockstep.launch.world import World
 from lockstep.pictures.decode import Decoding, decode_image
-from lockstep.pictures.scan import Photo
+from lockstep.pictures.index import Photo
 from lockstep.recipes import get_recipe
 from lockstep.recipes.fitting import fitting
 from lockstep.runs.run_folder import RunFolder
@@ -29,12 +29,12 @@ GREY = {"grey": True, "augmentation.mean": [0.449], "augmentation.std": [0.226]}
 def survey_of(sides, grey):
     """What `fitting` reads of a survey; the shorter sides of its images are `sides`."""
     photos = [
-        Photo("", "", "", "", (), "", "PNG", side, side + 5, one)
+        Photo("", "", (), "", "", "", "PNG", side, side + 5, one)
         for side, one in zip(sides, grey, strict=True)
     ]
     splits = {"train": photos[:-1], "test": photos[-1:]}
     return SimpleNamespace(
-        splits=splits, classes=("a", "b"), scan=SimpleNamespace(folders={"": "photos"})
+        splits=splits, classes=("a", "b"), manifest=SimpleNamespace(folders={"": "photos"})
     )
 
 
@@ -100,7 +100,7 @@ def test_photos_are_unbalanced_if_test_images_have_their_shares(train, test, fol
             for name, n in zip("ab", counts, strict=True)
             for _ in range(n)
         ]
-    found.scan.folders = dict.fromkeys(folders.split())
+    found.manifest.folders = dict.fromkeys(folders.split())
     fit = fitting(found, {})
     assert fit.settings.get("balanced") is balanced
     assert "the classes in the shares of the training images" in fit.note() or balanced is None

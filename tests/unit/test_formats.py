@@ -9,8 +9,8 @@ from tests.images import lay, pictures, table
 from lockstep.data import catalog
 from lockstep.errors import DATA, LockstepError
 from lockstep.pictures.formats import named_format
-from lockstep.pictures.photos import survey_folder
-from lockstep.pictures.scan import require_folder
+from lockstep.pictures.listing import require_folder
+from lockstep.pictures.survey import survey_folder
 
 YOLO = "0 0.5 0.5 0.25 0.125\n"
 

@@ -1,5 +1,5 @@
-"""What lies in a folder of images, and how it is read: classes, splits and labels, or the sentence
-that refuses it.
+"""What lies in a folder of images, and how it is read: the labels and splits of its images, or the
+sentence that refuses it.
 
 One table of cases. A folder is a mapping from names of files to their content: the number of an
 image, or a text.
@@ -8,14 +8,21 @@ image, or a text.
 import codecs
 import re
 
+import numpy as np
 import pytest
 from tests.helpers import lockstep_error
 from tests.images import lay, pictures, table
 
+from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, LockstepError
-from lockstep.pictures.photos import survey_folder
-from lockstep.pictures.table import SOURCES, LabelSource
+from lockstep.pages import prediction_table
+from lockstep.pictures.check import lines_of, record_of
+from lockstep.pictures.decode import Decoding
+from lockstep.pictures.doubts import joining
+from lockstep.pictures.manifest import SOURCES, LabelSource
+from lockstep.pictures.names import names_in
+from lockstep.pictures.survey import survey_folder
 from lockstep.recipes import get_recipe
 from lockstep.text import listed
 
@@ -33,37 +40,184 @@ HAM_TABLE = table(
     *(f"L{n // 2},ISIC_{n},{'nv' if n % 2 else 'mel'},50" for n in range(3, 9)),
 )
 ONE, TWO = "1.png,a", "2.png,b"
-LABELS = table("file,label", "1.png,a", "2.png,a", "3.png,b", "4.png,b")
+
+
+def named(form):
+    """A table of four images, whose names have the `form`, and their labels."""
+    return table("file,label", *(f"{form.format(n)},{'ab'[n > 2]}" for n in range(1, 5)))
+
+
+LABELS = named("{}.png")
+OTHERS = table("file,label", "1,x", "2,x", "3,y", "4,y")
+SIX = pictures(*"123456")
+LEAVES = ["scab", "rust", "scab rust", "healthy", "healthy", "scab"]
 A_B = {"1.png": "a", "2.png": "a", "3.png": "b", "4.png": "b"}
+DIVIDED = {
+    "cats/1.png": ("cats", "train"),
+    "cats/2.png": ("cats", "test"),
+    "dogs/3.png": ("dogs", "train"),
+    "dogs/4.png": ("dogs", "test"),
+}
 
 
-def of(classes, **folders):
-    """What is read of images in folders that name their classes."""
-    return {f"{name}/{n}.png": name for name in classes for n in folders.get(name, ())}
+def in_folders(*names):
+    """Nine images in each folder."""
+    return pictures(*(f"{name}/{n}" for name in names for n in range(9)))
 
 
-# id: (contents, options, path -> class, or with a split path -> (class, split))
-READ = {
-    "folders": (
-        CATS,
+def wide(header, name):
+    """A table with the columns of a header. The images, from 0, have the `name` of their number."""
+    mark = next(c for c in ",;\t" if c in header)
+    rows = [[name.format(n), ("even", "ödd")[n % 2], "x"] for n in range(4)]
+    return "\r\n".join([header, *(mark.join(row[: header.count(mark) + 1]) for row in rows), ""])
+
+
+def cells(*texts, header="image,labels"):
+    """Six images, and a table of the labels of each."""
+    return {**SIX, "l.csv": table(header, *(f"{n},{text}" for n, text in enumerate(texts, 1)))}
+
+
+HOT = table("file,cat,dog", "1,1,0", "2,0.0,1.0", "3,True,yes", "4,no,FALSE", "5,1,0", "6,0,1")
+AGES = table(
+    'file,age,dog,"man, old",valid',
+    *("1,7,0,1,0", "2,8,1,0,1", "3,9,1,0,0", "4,9,0,0,0", "5,9,0,0,0", "6,9,1,1,1"),
+)
+HOT_LABELS = {
+    "1.png": "cat",
+    "2.png": "dog",
+    "3.png": "cat and dog",
+    "4.png": "",
+    "5.png": "cat",
+    "6.png": "dog",
+}
+LEAF_LABELS = {
+    "1.png": "scab",
+    "2.png": "rust",
+    "3.png": "rust and scab",
+    "4.png": "healthy",
+    "5.png": "healthy",
+    "6.png": "scab",
+}
+
+# The cases of multi-label data. id: (contents, other options, path -> labels)
+SEVERAL = {
+    "columns": ({**SIX, "l.csv": HOT}, {}, HOT_LABELS),
+    "columns of -1 and 1": (
+        {
+            **SIX,
+            "l.csv": HOT.replace(",0", ",-1")
+            .replace("-1.0", "\N{MINUS SIGN}1")
+            .replace("no,FALSE", "-1,-1"),
+        },
         {},
-        {"cats/1.png": "cats", "cats/2.png": "cats", "dogs/3.png": "dogs", "dogs/4.png": "dogs"},
+        HOT_LABELS,
     ),
+    "a delimiter that ends each line": ({**SIX, "l.csv": HOT.replace("\n", ",\n")}, {}, HOT_LABELS),
+    "a delimiter that ends each line but the first": (
+        {**SIX, "l.csv": HOT.replace("\n", ",\n").replace("dog,", "dog")},
+        {},
+        HOT_LABELS,
+    ),
+    "the delimiter in the first line": (
+        {**SIX, "l.csv": "\ufeffsep=;\r\n" + HOT.replace(",", ";").replace("\n", "\r\n")},
+        {},
+        HOT_LABELS,
+    ),
+    "the delimiter in quotes, and empty lines": (
+        {**SIX, "l.csv": '\n"sep=|"\n\n' + HOT.replace(",", "|") + " | |\n\n"},
+        {},
+        HOT_LABELS,
+    ),
+    "columns beside others, that are named": (
+        {**SIX, "l.csv": AGES},
+        {"label_column": 'dog,"man, old"'},
+        {
+            "1.png": "man, old",
+            "2.png": "dog",
+            "3.png": "dog",
+            "4.png": "",
+            "5.png": "",
+            "6.png": "dog and man, old",
+        },
+    ),
+    "names with a space between them": (
+        cells(*LEAVES),
+        {"label_separator": " "},
+        LEAF_LABELS,
+    ),
+    "names with a comma and spaces between them, one twice": (
+        cells("a", "b", '"b , a"', "", '",a,a,"', "b"),
+        {"label_separator": ","},
+        {"1.png": "a", "2.png": "b", "3.png": "a and b", "4.png": "", "5.png": "a", "6.png": "b"},
+    ),
+    "a comma in a name": (
+        cells('"dog, brown"', "cat", '"cat;dog, brown"', "cat", '"dog, brown"', "cat"),
+        {"label_separator": ";"},
+        {
+            "1.png": "dog, brown",
+            "2.png": "cat",
+            "3.png": "cat and dog, brown",
+            "4.png": "cat",
+            "5.png": "dog, brown",
+            "6.png": "cat",
+        },
+    ),
+    "each cell is one name": (
+        cells("hot dog", "cat", "hot dog", "cat", "", "cat"),
+        {"layout": "table"},
+        {
+            "1.png": "hot dog",
+            "2.png": "cat",
+            "3.png": "hot dog",
+            "4.png": "cat",
+            "5.png": "",
+            "6.png": "cat",
+        },
+    ),
+    "a row for each label": (
+        {
+            **SIX,
+            "l.csv": table("file,label", "1,a", "1,b", "2,a", "3,b", "4,a", "5,b", "6,", "6,a"),
+        },
+        {},
+        {"1.png": "a and b", "2.png": "a", "3.png": "b", "4.png": "a", "5.png": "b", "6.png": "a"},
+    ),
+    "copies in folders": (
+        {**CATS, "dogs/1 again.png": 1, "cats/too.png": 1},
+        {},
+        {
+            "cats/1.png": "cats and dogs",
+            "cats/2.png": "cats",
+            "dogs/3.png": "dogs",
+            "dogs/4.png": "dogs",
+        },
+    ),
+    "names of folders with a separator": (
+        pictures("a/1", "a/2", "b/3", "b/4", "a+b/5"),
+        {"label_separator": "+"},
+        {"a/1.png": "a", "a/2.png": "a", "b/3.png": "b", "b/4.png": "b", "a+b/5.png": "a and b"},
+    ),
+    "names of files with a separator": (
+        pictures("a_1", "b_2", "a+b_3", "a_4", "b_5"),
+        {"label_separator": "+", "label_from": "(.+)_"},
+        {"a_1.png": "a", "b_2.png": "b", "a+b_3.png": "a and b", "a_4.png": "a", "b_5.png": "b"},
+    ),
+}
+# id: (contents, options, path -> labels, or with a split path -> (labels, split)). None: the labels
+# are the first folders.
+READ = {
+    **{
+        f"several labels: {name}": (contents, {"multi_label": True} | options, rows)
+        for name, (contents, options, rows) in SEVERAL.items()
+    },
+    "folders": (CATS, {}, None),
     "signs in the names of classes": (
         pictures("-1/1", "-1/2", "1/3", "1/4", "A-/5", "A-/6", "A/7", "A/8"),
         {},
-        {
-            f"{name}/{n}.png": name
-            for n, name in enumerate(["-1", "-1", "1", "1", "A-", "A-", "A", "A"], 1)
-        },
+        None,
     ),
     "paths of another computer, in the folder": (
-        {
-            **FLAT,
-            "l.csv": table(
-                "path,label", *(f"Data\\all/{n}.png,{'aabb'[n - 1]}" for n in range(1, 5))
-            ),
-        },
+        {**FLAT, "l.csv": named("Data\\all/{}.png")},
         {},
         A_B,
     ),
@@ -108,7 +262,7 @@ READ = {
     "a table beside the folders of splits that names their images": (
         {
             **pictures("train/1", "train/2", "train/3", "test/4"),
-            "l.csv": table("file,label", "1.png,a", "2.png,a", "3.png,b", "4.png,b"),
+            "l.csv": LABELS,
         },
         {},
         {
@@ -129,28 +283,17 @@ READ = {
         A_B,
     ),
     "two columns that may be it": (
-        {
-            **FLAT,
-            "l.csv": table("file,class,label", *(f"{n}.png,x,{'ab'[n > 2]}" for n in range(1, 5))),
-        },
+        {**FLAT, "l.csv": named("{}.png,x").replace("label", "class,label")},
         {"label_column": "label"},
         A_B,
     ),
     "windows paths of another computer": (
-        {
-            **FLAT,
-            "l.csv": table(
-                "file,label", *(rf"C:\Users\me\{n}.png,{'ab'[n > 2]}" for n in range(1, 5))
-            ),
-        },
+        {**FLAT, "l.csv": named(r"C:\Users\me\{}.png")},
         {},
         A_B,
     ),
     "absolute paths of another computer": (
-        {
-            **FLAT,
-            "l.csv": table("file,label", *(f"/home/me/{n}.png,{'ab'[n > 2]}" for n in range(1, 5))),
-        },
+        {**FLAT, "l.csv": named("/home/me/{}.png")},
         {},
         A_B,
     ),
@@ -160,10 +303,7 @@ READ = {
         {"x/1.png": "a", "y/1.png": "b"},
     ),
     "paths that begin with the folder": (
-        {
-            **FLAT,
-            "l.csv": table("file,label", *(f"photos/{n}.png,{'ab'[n > 2]}" for n in range(1, 5))),
-        },
+        {**FLAT, "l.csv": named("photos/{}.png")},
         {},
         A_B,
     ),
@@ -177,21 +317,13 @@ READ = {
             "4.png": "scab frog_eye_leaf_spot",
         },
     ),
-    "a space in a folder": (
-        pictures("a b c/1", "d/2", first=1),
-        {},
-        {"a b c/1.png": "a b c", "d/2.png": "d"},
-    ),
+    "a space in a folder": (pictures("a b c/1", "d/2"), {}, None),
     "ham by the table": (
         {**HAM, "meta.csv": HAM_TABLE},
         {"label_column": "dx"},
         {name: "nv" if int(name[-5]) % 2 else "mel" for name in HAM},
     ),
-    "ham by the folders": (
-        {**HAM, "meta.csv": HAM_TABLE},
-        {"layout": "folders"},
-        {name: name.split("/")[0] for name in HAM},
-    ),
+    "ham by the folders": ({**HAM, "meta.csv": HAM_TABLE}, {"layout": "folders"}, None),
     "tables in the splits": (
         {
             **pictures("train/1", "train/2", "valid/1", "valid/2", first=1),
@@ -214,12 +346,7 @@ READ = {
             ),
         },
         {},
-        {
-            "cats/1.png": ("cats", "train"),
-            "cats/2.png": ("cats", "test"),
-            "dogs/3.png": ("dogs", "train"),
-            "dogs/4.png": ("dogs", "test"),
-        },
+        DIVIDED,
     ),
     "another column of splits": (
         {
@@ -229,22 +356,12 @@ READ = {
             ),
         },
         {"split_column": "part"},
-        {
-            "cats/1.png": ("cats", "train"),
-            "cats/2.png": ("cats", "test"),
-            "dogs/3.png": ("dogs", "train"),
-            "dogs/4.png": ("dogs", "test"),
-        },
+        DIVIDED,
     ),
     "folders, with the splits of a table that names no classes": (
         {**CATS, "l.csv": table("file,part", "1,train", "2,test", "3,train", "4,test")},
         {"layout": "folders", "split_column": "part"},
-        {
-            "cats/1.png": ("cats", "train"),
-            "cats/2.png": ("cats", "test"),
-            "dogs/3.png": ("dogs", "train"),
-            "dogs/4.png": ("dogs", "test"),
-        },
+        DIVIDED,
     ),
     "a table that agrees and adds nothing": (
         {**CATS, "l.csv": table("file,label", "1,cats", "4,dogs")},
@@ -252,40 +369,19 @@ READ = {
         None,
     ),
     "the table of two that differ": (
-        {**CATS, "l.csv": table("file,label", "1,x", "2,x", "3,y", "4,y")},
+        {**CATS, "l.csv": OTHERS},
         {"layout": "table"},
         {"cats/1.png": "x", "cats/2.png": "x", "dogs/3.png": "y", "dogs/4.png": "y"},
     ),
     "the folders of two that differ": (
-        {**CATS, "l.csv": table("file,label", "1,x", "2,x", "3,y", "4,y")},
+        {**CATS, "l.csv": OTHERS},
         {"layout": "folders"},
         None,
     ),
-    "case that is meant": (
-        pictures("A/1", "a/2"),
-        {"layout": "folders"},
-        {"A/1.png": "A", "a/2.png": "a"},
-    ),
-    "folders in classes": (
-        pictures("cats/x/1", "cats/y/2", "dogs/x/3", "dogs/y/4"),
-        {},
-        {
-            "cats/x/1.png": "cats",
-            "cats/y/2.png": "cats",
-            "dogs/x/3.png": "dogs",
-            "dogs/y/4.png": "dogs",
-        },
-    ),
-    "masks that are meant": (
-        pictures("face/1", "mask/1", first=1),
-        {"layout": "folders"},
-        {"face/1.png": "face", "mask/1.png": "mask"},
-    ),
-    "faces with and without masks": (
-        pictures("with_mask/1", "without_mask/1"),
-        {},
-        {"with_mask/1.png": "with_mask", "without_mask/1.png": "without_mask"},
-    ),
+    "case that is meant": (pictures("A/1", "a/2"), {"layout": "folders"}, None),
+    "folders in classes": (pictures("cats/x/1", "cats/y/2", "dogs/x/3", "dogs/y/4"), {}, None),
+    "masks that are meant": (pictures("face/1", "mask/1"), {"layout": "folders"}, None),
+    "faces with and without masks": (pictures("with_mask/1", "without_mask/1"), {}, None),
     "the names of the files": (
         pictures("cat.0.jpg", "cat.1.jpg", "dog.0.jpg", "dog.1.jpg"),
         {"label_from": "^([a-z]+)[.]"},
@@ -348,12 +444,217 @@ READ = {
             ),
         },
         {},
+        {path: path[:4] for path in CATS},
+    ),
+    "a class that is called as a folder of systems in part": (
+        pictures("recycled/1", "recycled/2", "waste/3", "waste/4"),
+        {},
         None,
     ),
+    "a table without rows beside classes": ({**CATS, "l.csv": "x,y\n"}, {}, None),
+    "splits of a column, not those of the folders": (
+        {
+            **pictures("train/1", "train/2", "test/3", "test/4"),
+            "l.csv": table("id,class,split", "1,a,val", "2,b,val", "3,a,Training", "4,b,Training"),
+        },
+        {},
+        {
+            "train/1.png": ("a", "validation"),
+            "train/2.png": ("b", "validation"),
+            "test/3.png": ("a", "train"),
+            "test/4.png": ("b", "train"),
+        },
+    ),
+    **{
+        f"{header!r}, and images as {name}": (
+            {**pictures(*(f"sub/{n}" for n in range(4))), "l.csv": wide(header, name)},
+            {},
+            {f"sub/{n}.png": ("even", "ödd")[n % 2] for n in range(4)},
+        )
+        for header in ("image,label", "\ufeffImage_ID;Category;note", "PATH\tTarget")
+        for name in ("{}.png", "{}", "sub/{}.png", "./sub\\{}")
+    },
+    **{
+        " ".join(folders): (in_folders(*folders), {}, None)
+        for folders in (
+            ["train", "test", "plane"],
+            ["test_1", "test_2"],
+            ["steam_train/1920", "steam_train/1930", "freight_train/2020"],
+            ["freight train/side", "car/front", "bus/front"],
+            ["contest", "trainer", "validity"],
+        )
+    },
 }
 
+SEPARATOR = "--multi-label and --label-separator ' ' if so, or --layout table if it is one"
+SEVERAL_REFUSED = {
+    "one label, and a cell that joins others": (
+        cells(*LEAVES),
+        {"multi_label": False},
+        [f"1 label that may join several labels (scab rust): add {SEPARATOR}"],
+    ),
+    "several labels, and a cell that joins others": (
+        cells(*LEAVES),
+        {},
+        ["(scab rust): add --label-separator ' ' if so, or --layout table if it is one"],
+    ),
+    "several labels, and cells with an unknown mark": (
+        cells("a;b", "c;d", "a;b", "c;d", "e", "e"),
+        {},
+        ["2 labels that may join several labels (a;b and 1 more): add --label-separator ';' if"],
+    ),
+    "a name of a file that joins others": (
+        pictures("a_1", "b_2", "a+b_3", "a_4", "b_5"),
+        {"label_from": "(.+)_", "multi_label": False},
+        ["(a+b): add --multi-label and --label-separator + if so, or --layout names if"],
+    ),
+    "a name of a folder that joins others": (
+        pictures("a/1", "b/2", "a b/3"),
+        {},
+        ["(a b): add --label-separator ' ' if so, or --layout folders if it is one"],
+    ),
+    "a wrong separator": (
+        cells(*LEAVES),
+        {"label_separator": ";"},
+        [
+            "--label-separator ';' is in no label, as healthy, rust, scab, scab rust: give what is "
+            "between two names, or leave it out",
+            "1 label that may join several labels (scab rust): add --label-separator ' ' if so",
+        ],
+    ),
+    "a separator of columns": (
+        {**SIX, "l.csv": HOT},
+        {"label_separator": ","},
+        ["--label-separator , is in no label, as cat, dog: give"],
+    ),
+    "one label, and columns": (
+        {**SIX, "l.csv": HOT},
+        {"multi_label": False},
+        ["or add --multi-label if the columns cat, dog are labels"],
+    ),
+    "columns that may be something else": (
+        {**SIX, "l.csv": AGES},
+        {},
+        [
+            "l.csv has columns of 0 and 1, which may be labels, and others (age, valid): name those "
+            """that are labels, as in --label-column 'dog,"man, old",valid'"""
+        ],
+    ),
+    "a column that is not there": (
+        {**SIX, "l.csv": AGES},
+        {"label_column": "dog, cow"},
+        ["has the columns 'file', 'age', 'dog', 'man, old', 'valid', and none called 'cow': name"],
+    ),
+    "a column with another value": (
+        {**SIX, "l.csv": AGES},
+        {"label_column": "dog,age"},
+        ["l.csv: line 2 has '7' in the column 'age', where 0 or 1 is allowed: correct it, or name"],
+    ),
+    "a column without a value": (
+        {**SIX, "l.csv": HOT.replace("5,1,0", "5,1,")},
+        {"label_column": "cat,dog"},
+        [
+            "l.csv: line 6 has an empty cell in the column 'dog': write 1 if the image has this label"
+        ],
+    ),
+    "a row of too few cells": (
+        {**SIX, "l.csv": HOT.replace("5,1,0", "5,1")},
+        {},
+        ["l.csv: line 6 has 2 cells, and the first line 3: correct it"],
+    ),
+    "a row of too many cells": (
+        {**SIX, "l.csv": HOT.replace("5,1,0", "5,1,0,1")},
+        {},
+        ["l.csv: line 6 has 4 cells, and the first line 3: correct it, with quotes around"],
+    ),
+    "-1 and 0": (
+        {**SIX, "l.csv": HOT.replace("5,1,0", "5,1,-1.0")},
+        {},
+        [
+            "l.csv: line 6 has -1 in a column of labels, where others have 0. In some datasets, as "
+            "CheXpert, -1 means uncertain: write 0 or 1 for it, or remove these rows"
+        ],
+    ),
+    "a column of 0 and 1 with another value": (
+        {**SIX, "l.csv": HOT.replace("5,1,0", "5,2,0")},
+        {},
+        ["l.csv: line 6 has '2' in the column 'cat', where 0 or 1 is allowed: correct it, or name"],
+    ),
+    "a column without a name": (
+        {**SIX, "l.csv": HOT.replace("file,cat,dog", "file,cat,")},
+        {},
+        ["and others (one without a name): name those that are labels, as in --label-column cat,"],
+    ),
+    "two columns of one name": (
+        {**SIX, "l.csv": HOT.replace("file,cat,dog", "file,dog,dog")},
+        {"label_column": "dog"},
+        ["l.csv has more than one column 'dog': rename them"],
+    ),
+    "columns beside one of names": (
+        {**SIX, "l.csv": table("file,label,dog,eel", *(f"{n},a,1,0" for n in range(1, 7)))},
+        {},
+        ["others (label): name those that are labels, as in --label-column dog,eel"],
+    ),
+    "lists, and a separator": (
+        cells(*['"[1, 2]"', "[2]"] * 3),
+        {"label_separator": ","},
+        ["2 labels written as a list ([1 and 1 more): write them as a;b, or add --layout table"],
+    ),
+    "no rows": ({**SIX, "l.csv": "file,cat,dog\n"}, {}, ["l.csv has no rows: give it a line with"]),
+    "one column, and one label": (
+        {**SIX, "l.csv": table("file,cat", *(f"{n},{n % 2}" for n in range(1, 7)))},
+        {"multi_label": False},
+        ["or give its name as --label-column NAME, or give each class"],
+    ),
+    "a label without an image": (
+        {**SIX, "l.csv": HOT.replace("\n", ",0\n").replace("dog,0", "dog,eel")},
+        {},
+        ["1 class without an image that can be read, eel: remove or fill them"],
+    ),
+    "one label, and a cell without": (
+        cells("a", "a", "b", "", "b", "b"),
+        {"multi_label": False},
+        [
+            "l.csv: line 5 has an empty cell in the column 'labels': fill it, or add "
+            "--multi-label if it has no label"
+        ],
+    ),
+    "one label in all": (
+        cells("a", "", "a", "", "", "a"),
+        {},
+        ["only one class, a: name at least two in l.csv (image, labels)"],
+    ),
+    "no label": (cells("", "", "", "", "", ""), {}, ["it holds no folders"]),
+    "a column beside folders": (
+        {**CATS, "l.csv": table("file,x,y", "1,1,0", "2,0,1", "3,1,1", "4,0,0")},
+        {},
+        ["cats/1.png is cats by its folder, and l.csv (file, x, y) names it too: choose with"],
+    ),
+    "images that are always together": (
+        cells("a b", "a b", "a c", "b c", "c", "d", header="file,label"),
+        {"label_separator": " "},
+        [
+            "1 class with too few different images of its own, d: one is needed",
+            "Add images, or name the column of l.csv (file, label) with train and test: --split-column",
+        ],
+    ),
+    "a column with one label": (
+        {
+            **SIX,
+            "l.csv": HOT.replace("\n", ",0\n")
+            .replace("dog,0", "dog,eel")
+            .replace("1,0\n", "1,1\n", 1),
+        },
+        {},
+        ["of its own, eel: one", "leave it out: name the other columns as --label-column"],
+    ),
+}
 # id: (contents, options, what the sentence says)
 REFUSED = {
+    **{
+        f"several labels: {name}": (contents, {"multi_label": True} | options, words)
+        for name, (contents, options, words) in SEVERAL_REFUSED.items()
+    },
     "ham": (
         {**HAM, "meta.csv": HAM_TABLE},
         {},
@@ -383,7 +684,7 @@ REFUSED = {
         ["4 rows of l.csv (path, label) without an image (x/test/cats/1.png and 3 more)"],
     ),
     "labels of other classes, beside": (
-        {**CATS, "../l.csv": table("file,label", "1,x", "2,x", "3,y", "4,y")},
+        {**CATS, "../l.csv": OTHERS},
         {},
         ["cats/1.png is cats by its folder, and l.csv (file, label) says x: choose with"],
     ),
@@ -610,28 +911,111 @@ REFUSED = {
             "column of l.csv (id, label) with train and test: --split-column"
         ],
     ),
+    "two tables of labels": (
+        {**FLAT, "l.csv": LABELS, "more.csv": LABELS.replace("label", "class")},
+        {},
+        ["l.csv (file, label) and more.csv (file, class) are tables of labels: keep one"],
+    ),
+    "nothing": ({}, {}, ["it holds no folders"]),
+    "images in no class": (
+        pictures("1", "2"),
+        {},
+        ["it holds no folders, but 2 images in no class"],
+    ),
+    "a hidden class": (pictures(".a/1"), {}, ["it holds no folders"]),
+    "classes without images": (
+        {**CATS, "c": None, "d/e": None},
+        {},
+        ["2 classes without an image that can be read, c, d"],
+    ),
+    "a class with one image": (
+        pictures("a/1", "a/2", "b/3"),
+        {},
+        [
+            "1 class with too few different images of its own, b",
+            "Add images, or divide the images into folders train and test",
+        ],
+    ),
+    "copies in each class": (
+        {f"{name}.png": int(name[-1]) for name in ("a/1", "a/2", "b/2", "b/3", "c/1", "c/3")},
+        {},
+        ["1 class with too few different images of its own, a"],
+    ),
+    "a test folder without images": (
+        {**pictures("train/a/1", "train/b/2"), "test": None},
+        {},
+        ["test holds no folder"],
+    ),
+    **{
+        " ".join(folders): (in_folders(*folders), {}, words)
+        for folders, words in (
+            (["train/a", "train/b", "val/a", "valid/a"], ["val and valid are the same split"]),
+            (
+                ["train/a", "val/a", "cars"],
+                ["the folder train is beside cars", "give it a name without"],
+            ),
+            (
+                ["seg_train/a", "seg_train/b", "seg_test/a", "seg_test/b", "seg_pred"],
+                ["seg_test is beside seg_pred"],
+            ),
+            (["trainval/a", "dev/a"], ["the folder trainval is beside dev"]),
+            (["test/a", "val/a"], ["but no train: name the folder"]),
+            (
+                ["trainA", "trainB", "testA", "testB"],
+                ["trainA and trainB are the same split", "testA and testB are"],
+            ),
+            (["Train_1", "Test_1"], ["train: it holds no folders", "If Train_1 is a class"]),
+            (["train/a", "train/b", "test1"], ["test holds no folder", "move it away"]),
+            (
+                ["train/a", "train/b", "test/a", "test/c", "test/d"],
+                ["test: 2 classes that train lacks, c, d"],
+            ),
+            (["cats"], ["only one class, cats", "at least two", "photos/other with pictures"]),
+            (["train/cats"], ["train: only one class, cats: give each of at least two a folder"]),
+            (["x/cats", "x/dogs"], ["only one class, x", "are the classes, give"]),
+        )
+    },
+    **{
+        repr(text): ({**pictures("1", "2", "3"), "labels.csv": text}, {}, words)
+        for text, words in (
+            (
+                "a,b\nx,y\n",
+                [
+                    "labels.csv has the columns 'a', 'b', and none names an image's file: call one "
+                    "file, fi"
+                ],
+            ),
+            (
+                "id,image,label\n1,1,a\n",
+                ["'id' and 'image' may each name an image's file: call only one file"],
+            ),
+            (
+                "",
+                [
+                    "labels.csv has no rows: give it a line with the names of its columns, and then one"
+                ],
+            ),
+            (
+                "id,label\n1,a\n2,b\n1,b\n9,a\n",
+                [
+                    "1 row of labels.csv (id, label) without an image (9): add the image",
+                    "1 image with rows in",
+                    "that differ (1.png): keep one",
+                    "1 image without a row in labels.csv (id, label) (3.png): add a row",
+                ],
+            ),
+            ("id,label,split\n1,a,test\n2,b,test\n3,a,test\n", ["has no split train"]),
+            (
+                "id,label,split\n1,a,A\n2,b,B\n3,a,A\n",
+                ["2 names of a split in", "(A and 1 more): call it train, val"],
+            ),
+            ('id,label\n"1,a\n', ["labels.csv cannot be read (", "save it as CSV in UTF-8"]),
+        )
+    },
 }
 
-
-def read(root, contents, options):
-    return survey_folder(lay(root / "photos", contents), 0.2, None, LabelSource(**options))
-
-
-@pytest.mark.parametrize("name", READ)
-def test_a_layout_that_is_read(tmp_path, name):
-    contents, options, expected = READ[name]
-    found = read(tmp_path, contents, options)
-    if expected is None:
-        expected = {path: path.partition("/")[0] for path in CATS}
-    splits = any(isinstance(value, tuple) for value in expected.values())
-    photos = {
-        p.path: (listed(p.labels), p.split) if splits else listed(p.labels)
-        for p in found.scan.photos
-    }
-    assert (photos, found.scan.problems) == (expected, [])
-
-
-NOTED = {  # id: (contents, options, what a note says)
+# id: (contents, options, what a note says)
+NOTED = {
     "images beside the folders of splits and in the outer one of two": (
         {
             **pictures("seg_train/seg_train/a/1", "seg_train/seg_train/a/2"),
@@ -672,12 +1056,82 @@ NOTED = {  # id: (contents, options, what a note says)
 }
 
 
+def read(root, contents, options, **how):
+    source = LabelSource(**options)
+    return survey_folder(lay(root / "photos", contents), 0.3, source=source, **how)
+
+
+def several(root, contents, classes=None, **options):
+    """What is read of multi-label data."""
+    return read(root, contents, {"multi_label": True} | options, classes=classes)
+
+
+def labels_of(found):
+    """Path -> labels of the examples."""
+    return {p.path: listed(p.labels) for photos in found.splits.values() for p in photos}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_layout_that_is_read(tmp_path, name):
+    contents, options, expected = READ[name]
+    found = read(tmp_path, contents, options)
+    if expected is None:
+        images = [path for path, content in contents.items() if isinstance(content, int)]
+        expected = {path: path.partition("/")[0] for path in images}
+        assert not any(" is read as " in note for note in found.notes)
+    rows = labels_of(found)
+    if any(isinstance(value, tuple) for value in expected.values()):
+        rows = {photo.path: (rows[photo.path], photo.split) for photo in found.photos}
+    assert (rows, found.manifest.problems) == (expected, ())
+    assert {*found.classes} == {label for photo in found.photos for label in photo.labels}
+    if found.multi_label:
+        found.require_sound()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_layout_that_is_refused(tmp_path, name):
+    contents, options, words = REFUSED[name]
+    with pytest.raises(LockstepError) as caught:
+        read(tmp_path, contents, options).require_sound()
+    assert caught.value.code == DATA
+    for word in words:
+        assert word in str(caught.value)
+    for option in re.findall(r"--([a-z-]+)", str(caught.value)):
+        assert option.replace("-", "_") in Recipe.options
+
+
 @pytest.mark.parametrize("name", NOTED)
 def test_what_is_not_read_is_said(tmp_path, name):
     contents, options, words = NOTED[name]
     found = read(tmp_path, contents, options)
-    assert found.scan.problems == []
+    assert found.manifest.problems == ()
     assert any(words in note for note in found.notes), found.notes
+
+
+@pytest.mark.parametrize(
+    ("train", "other", "split"),
+    [
+        ("train", "val", "validation"),
+        ("train", "test", "test"),
+        # without a test folder, these images are for the test too
+        ("training", "validation", "test"),
+        ("Train_png", "Test_png", "test"),
+        ("seg_train/seg_train", "seg_test/seg_test", "test"),
+        ("trainset", "testset", "test"),
+        ("TrainImages", "2Valid", "validation"),
+    ],
+)
+def test_folders_of_splits(tmp_path, train, other, split):
+    own = pictures(*(f"{train}/{name}" for name in ("a/1", "a/2", "b/big/3", "b/small/4")))
+    others = pictures(f"{other}/a/5", f"{other}/b/6", first=5)
+    found = read(tmp_path, own | others, {}).require_sound()
+    assert found.classes == ("a", "b")
+    sides = {name: [photo.path for photo in photos] for name, photos in found.splits.items()}
+    assert sorted(sides["train"]) == [*own]
+    assert sides[split] == sides["test"] == [*others]
+    notes = "\n".join(found.notes)
+    assert (f"{train} is read as train" in notes) == (train != "train")
+    assert ("validation images also serve as test images" in notes) == ("val" in other.lower())
 
 
 @pytest.mark.parametrize(
@@ -697,23 +1151,6 @@ def test_a_class_that_is_a_link_to_nowhere_is_refused(tmp_path):
     (lay(tmp_path / "photos", CATS) / "cows").symlink_to(tmp_path / "away")
     with lockstep_error("cows cannot be read, No such file or directory: correct the link"):
         survey_folder(tmp_path / "photos", 0.2, None, LabelSource()).require_sound()
-
-
-def test_a_class_may_be_called_recycled(tmp_path):
-    found = read(tmp_path, pictures("recycled/1", "recycled/2", "waste/3", "waste/4"), {})
-    assert {photo.labels for photo in found.scan.photos} == {("recycled",), ("waste",)}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_layout_that_is_refused(tmp_path, name):
-    contents, options, words = REFUSED[name]
-    with pytest.raises(LockstepError) as caught:
-        read(tmp_path, contents, options).require_sound()
-    assert caught.value.code == DATA
-    for word in words:
-        assert word in str(caught.value)
-    for option in re.findall(r"--([a-z-]+)", str(caught.value)):
-        assert option.replace("-", "_") in Recipe.options
 
 
 def test_a_folders_layout_is_in_the_recipe_and_moves_no_digest():
@@ -766,3 +1203,101 @@ def test_labels_of_names_or_of_folders_are_evaluated(tmp_path):
         root = lay(tmp_path / name, contents)
         found = survey_folder(root, 0.2, source=source, classes=("a_", "b_")).examples()
         assert found.labels[found.splits["all"]].tolist() == [0, 1]
+
+
+def test_a_column_of_names_wins_by_its_name_or_a_separator(tmp_path):
+    rows = table("file,label,dog", "1,a,1", "2,b,1", "3,a;b,0", "4,a,0", "5,b,0", "6,a;b,1")
+    for options in ({"label_column": "label", "layout": "table"}, {"label_separator": ";"}):
+        found = several(tmp_path / str(len(options)), {**SIX, "l.csv": rows}, **options)
+        assert labels_of(found.require_sound())["1.png"] == "a"
+
+
+@pytest.mark.parametrize("truth", [False, True])
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_answers_of_a_classifier_are_no_labels(tmp_path, multi_label, truth):
+    head = prediction_table.head(["cats", "dogs"], multi_label=multi_label, with_truth=truth)
+    width = head.count(",")
+    answers = table(head, *(f"{name}{',x' * width}" for name in ("cats/1.png", "dogs/4.png")))
+    for place in ("test.csv", "../test.csv"):
+        contents = {**CATS, place: answers}
+        found = read(tmp_path / str(len(place)), contents, {"multi_label": multi_label})
+        assert labels_of(found.require_sound())["cats/1.png"] == "cats"
+    flat = {**SIX, "l.csv": HOT, "../test.csv": answers, "more.csv": answers}
+    assert labels_of(several(tmp_path / "flat", flat).require_sound()) == HOT_LABELS
+
+
+def test_labels_are_rows_of_zeros_and_ones_in_the_digest(tmp_path):
+    found = several(tmp_path, {**SIX, "l.csv": HOT}).require_sound()
+    for split, photos in found.splits.items():
+        labels = found.examples().labels[found.examples().splits[split]]
+        assert labels.dtype == np.uint8
+        names = [[*np.array(found.classes)[row == 1]] for row in labels]
+        assert names == [[*photo.labels] for photo in photos]
+    before = found.examples().digest("train", Decoding(32))
+    (tmp_path / "photos/l.csv").write_text(HOT.replace("4,no", "4,yes"))
+    after = survey_folder(tmp_path / "photos", 0.3, source=LabelSource(multi_label=True))
+    assert [found.splits.keys(), len(found.splits["test"])] == [after.splits.keys(), 2]
+    assert after.examples().digest("train", Decoding(32)) != before
+
+
+def test_each_label_is_on_both_sides_and_copies_are_on_one(tmp_path):
+    names = ["a/1", "a/2", "b/3", "b/4", "c/5", "c/6", *(f"a/{n}" for n in range(20, 40))]
+    copies = {f"b/copy{n}.png": n for n in range(20, 30)} | {"c/copy.png": 1}
+    contents = {f"{name}.png": int(name.partition("/")[2]) for name in names} | copies
+    found = several(tmp_path, contents).require_sound()
+    for split in ("train", "test"):
+        labels = found.examples().labels[found.examples().splits[split]]
+        assert labels.sum(0).min() >= 1
+    sides = [{photo.sha256 for photo in photos} for photos in found.splits.values()]
+    assert not sides[0] & sides[1]
+    assert sum(map(len, sides)) == sum(map(len, found.splits.values())) == 26
+    assert "11 images in several classes: each counts once, with all its labels" in found.notes[1]
+    notes = read(tmp_path / "one", contents, {}).notes
+    assert notes[0].startswith("11 images in several classes: the labels contradict each other (")
+    assert notes[0].endswith("): correct them, or add --multi-label")
+
+
+def test_what_is_read_is_said_and_counted(tmp_path):
+    found = several(tmp_path, cells("a b", "b", "a b c", "", "a a", "c"), label_separator=" ")
+    assert found.notes == [
+        "labels by l.csv (image, labels): 3.png is a, b and c; 1.png is a and b; 5.png is a",
+        "1 image that names a label twice: it counts once (5.png)",
+    ]
+    record = record_of(found)
+    assert record["labels_per_image"] == {0: 1, 1: 3, 2: 1, 3: 1}
+    assert record["without_label"] == ["4.png"]
+    assert "  no label    4.png (--json lists all)" in lines_of(record)
+    assert sum(record["splits"].values()) == 6
+    assert {name: sum(counts.values()) for name, counts in record["classes"].items()} == {
+        "a": 3,
+        "b": 3,
+        "c": 2,
+    }
+    assert "  labels      images 1 with 0, 3 with 1, 1 with 2, 1 with 3" in lines_of(record)
+    columns = several(tmp_path / "hot", {**SIX, "l.csv": HOT}).notes
+    assert columns[0].startswith("labels by the columns cat, dog of l.csv (file, cat, dog): 3.png")
+
+
+def test_other_images_of_a_run_may_have_fewer_labels(tmp_path):
+    found = several(
+        tmp_path, cells("a", "a", "", "a", "b", "b"), classes=("a", "b", "c"), label_separator=";"
+    ).require_sound()
+    assert found.examples().labels.sum(0).tolist() == [3, 2, 0]
+    with lockstep_error("1 class that the run does not know .b."):
+        several(tmp_path, SIX, classes=("a", "c")).require_sound()
+
+
+def test_names_in_a_text_and_what_joins_them():
+    assert names_in(" a ;b;; a", ";") == ["a", "b", "a"]
+    names = ["a", "b", "a, b", "a_b", "x y", "hot dog"]
+    assert joining(names, False) == (",", ["a, b"])
+    assert joining(names, True) == (" ", ["a, b", "hot dog", "x y"])
+    assert joining(["cat", "cat cat"], False)[1] == []
+
+
+def test_the_recipe_of_a_separator_has_several_labels():
+    fields = get_recipe("folder").model_dump(mode="json")
+    recipe = make(fields, {"multi_label": True, "label_separator": " "})
+    assert recipe.digest() != make(fields, {"multi_label": True}).digest()
+    with lockstep_error("label_separator is for multi-label data: add --multi-label"):
+        make(fields, {"label_separator": " "})

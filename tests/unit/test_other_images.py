@@ -23,8 +23,8 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import evaluate
 from lockstep.jobs.report import report
 from lockstep.jobs.specs import EvaluateSpec, ReportSpec
-from lockstep.pictures import photos as photos_module
-from lockstep.pictures.photos import ALL
+from lockstep.pictures import survey as survey_module
+from lockstep.pictures.manifest import ALL
 
 CHANGES = {
     "image_px": 32,
@@ -56,7 +56,7 @@ def judged(run, data, spec=EvaluateSpec, job=evaluate):
 def test_names_are_those_of_the_files_that_were_evaluated(run, tmp_path, monkeypatch):
     """A job looks for images once. Files that come meanwhile change no name, and no other row."""
     photos, table, surveys = tmp_path / "photos", tmp_path / "table.csv", []
-    real, survey = evaluate_module.judge_checkpoint, photos_module.survey_folder
+    real, survey = evaluate_module.judge_checkpoint, survey_module.survey_folder
 
     def judge(*arguments):
         judged = real(*arguments)
@@ -69,7 +69,7 @@ def test_names_are_those_of_the_files_that_were_evaluated(run, tmp_path, monkeyp
         return survey(*arguments, **options)
 
     monkeypatch.setattr(evaluate_module, "judge_checkpoint", judge)
-    monkeypatch.setattr(photos_module, "survey_folder", counted)
+    monkeypatch.setattr(survey_module, "survey_folder", counted)
     evaluate(EvaluateSpec(**fields_of_run(run, False), predictions=table), Context())
     assert surveys == [photos]
     rows = [*csv.DictReader(table.read_text().splitlines())]

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.helpers import lockstep_error
-from tests.images import encoded, lay, load_folder, noise, write
+from tests.images import encoded, lay, load_folder, noise, table, write
 
 from lockstep.data.folder import load
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.pictures import photos as module
+from lockstep.pictures import index as module, survey
 from lockstep.pictures.check import lines_of, record_of
 from lockstep.pictures.decode import Decoding, _load_plugins, decode_image
-from lockstep.pictures.photos import index_file, read_photos, survey_folder
-from lockstep.pictures.scan import scan_folder
+from lockstep.pictures.index import index_file, read_photos
+from lockstep.pictures.survey import manifest_of, survey_folder
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def examined(monkeypatch):
     """The names of the files that are read."""
     names, real = [], module._examined
 
-    def examine(root, photo):
-        names.append(os.path.basename(photo.path))
-        return real(root, photo)
+    def examine(path):
+        names.append(path.name)
+        return real(path)
 
     monkeypatch.setattr(module, "_examined", examine)
     return names
@@ -78,88 +78,6 @@ def refused(root, *words):
 
 
 # layouts
-
-
-@pytest.mark.parametrize(
-    ("train", "other", "split"),
-    [
-        ("train", "val", "validation"),
-        ("train", "test", "test"),
-        # without a test folder, these images are for the test too
-        ("training", "validation", "test"),
-        ("Train_png", "Test_png", "test"),
-        ("seg_train/seg_train", "seg_test/seg_test", "test"),
-        ("trainset", "testset", "test"),
-        ("TrainImages", "2Valid", "validation"),
-    ],
-)
-def test_folders_of_splits(photos, train, other, split):
-    write(photos / train, {"a": [1, 2], "b/small": [3], "b/big": [4]})
-    write(photos / other, {"a": [5], "b": [6]})
-    found = sound(photos)
-    assert found.classes == ("a", "b")
-    assert paths(found)["train"] == [
-        f"{train}/{name}.png" for name in ("a/1", "a/2", "b/big/4", "b/small/3")
-    ]
-    assert paths(found)[split] == paths(found)["test"] == [f"{other}/a/5.png", f"{other}/b/6.png"]
-    notes = "\n".join(found.notes)
-    assert (f"{train} is read as train" in notes) == (train != "train")
-    assert ("validation images also serve as test images" in notes) == ("val" in other.lower())
-
-
-@pytest.mark.parametrize(
-    ("folders", "words"),
-    [
-        (["train/a", "train/b", "val/a", "valid/a"], ["val and valid are the same split"]),
-        (
-            ["train/a", "val/a", "cars"],
-            ["the folder train is beside cars", "give it a name without"],
-        ),
-        (
-            ["seg_train/a", "seg_train/b", "seg_test/a", "seg_test/b", "seg_pred"],
-            ["seg_test is beside seg_pred"],
-        ),
-        (["trainval/a", "dev/a"], ["the folder trainval is beside dev"]),
-        (["test/a", "val/a"], ["but no train: name the folder"]),
-        (
-            ["trainA", "trainB", "testA", "testB"],
-            ["trainA and trainB are the same split", "testA and testB are"],
-        ),
-        (["Train_1", "Test_1"], ["train: it holds no folders", "If Train_1 is a class"]),
-        (["train/a", "train/b", "test1"], ["test holds no folder", "move it away"]),
-        (
-            ["train/a", "train/b", "test/a", "test/c", "test/d"],
-            ["test: 2 classes that train lacks, c, d"],
-        ),
-        (["cats"], ["only one class, cats", "at least two", "photos/other with pictures"]),
-        (["train/cats"], ["train: only one class, cats: give each of at least two a folder"]),
-        (["x/cats", "x/dogs"], ["only one class, x", "are the classes, give"]),
-    ],
-    ids=lambda value: " ".join(value),
-)
-def test_wrong_layouts_are_named(photos, folders, words):
-    for number, folder in enumerate(folders):
-        write(photos, {folder: [number, 100 + number]})
-    refused(photos, *words)
-
-
-@pytest.mark.parametrize(
-    "folders",
-    [
-        ["train", "test", "plane"],
-        ["test_1", "test_2"],
-        ["steam_train/1920", "steam_train/1930", "freight_train/2020"],
-        ["freight train/side", "car/front", "bus/front"],
-        ["contest", "trainer", "validity"],
-    ],
-    ids=" ".join,
-)
-def test_classes_that_are_named_like_splits(photos, folders):
-    for number, folder in enumerate(folders):
-        write(photos, {folder: range(10 * number, 10 * number + 9)})
-    found = sound(photos)
-    assert set(found.classes) == {folder.partition("/")[0] for folder in folders}
-    assert not [note for note in found.notes if "images lie in folders" not in note]
 
 
 def test_a_class_that_a_split_lacks_keeps_its_label(photos):
@@ -200,8 +118,8 @@ def test_what_is_not_read_is_counted(photos):
         (photos / name).write_bytes(b"x")
     found = sound(photos)
     names = ("a/1", "a/2", "a/3", "a/link", "b/4", "b/5", "b/6")
-    assert [photo.path for photo in found.scan.photos] == [f"{name}.png" for name in names]
-    assert found.scan.others == {"txt": 1, "md": 1, "jxl": 1, "png": 1}
+    assert [photo.path for photo in found.photos] == [f"{name}.png" for name in names]
+    assert found.manifest.unread == {"txt": 1, "md": 1, "jxl": 1, "png": 1}
     for words in (
         "2 images in no class",
         "1 link to a folder within a class, not followed (a/up)",
@@ -221,36 +139,6 @@ def test_names_are_compared_in_unicodes_composed_form(photos):
     refused(photos, "is not UTF-8", "\\udcff")
 
 
-@pytest.mark.parametrize(
-    ("classes", "words"),
-    [
-        ({}, ["it holds no folders"]),
-        ({"": [1, 2]}, ["it holds no folders, but 2 images in no class"]),
-        ({".a": [1]}, ["it holds no folders"]),
-        (
-            {"a": [1, 2], "b": [3, 4], "c": [], "d/e": []},
-            ["2 classes without an image that can be read, c, d"],
-        ),
-        (
-            {"a": [1, 2], "b": [3]},
-            [
-                "1 class with too few different images of its own, b",
-                "Add images, or divide the images into folders train and test",
-            ],
-        ),
-        (
-            {"a": [1, 2], "b": [2, 3], "c": [1, 3]},
-            ["1 class with too few different images of its own, a"],
-        ),
-        ({"train/a": [1], "train/b": [2], "test": []}, ["test holds no folder"]),
-    ],
-)
-def test_folders_that_cannot_be_trained_on(photos, classes, words):
-    photos.mkdir()
-    write(photos, classes)
-    refused(photos, *words)
-
-
 def test_several_problems_are_told_at_once(photos):
     write(photos / "train", {"a": [1], "b": [], "empty": []})
     write(photos / "test", {"other": [3]})
@@ -263,7 +151,7 @@ def test_a_folder_that_cannot_be_read_is_a_problem(photos, monkeypatch):
     write(photos, {"a": [1, 2], "b": [3, 4], "b/locked": [5]})
     real = os.scandir
     monkeypatch.setattr(os, "scandir", lambda folder: real(str(folder).replace("locked", "gone")))
-    assert scan_folder(photos).problems == ["b/locked cannot be read: No such file or directory"]
+    assert manifest_of(photos).problems == ("b/locked cannot be read: No such file or directory",)
 
 
 def test_unreadable_files_are_listed_at_once_and_read_again(photos):
@@ -285,7 +173,7 @@ def test_a_file_without_suffix_is_read_and_other_kinds_are_named(photos):
     (photos / "a/1.png").rename(photos / "a/1")
     (photos / "a/README").write_text("a text")
     os.mkfifo(photos / "a/pipe")
-    assert sorted(photo.path for photo in scan_folder(photos).photos) == [
+    assert [*manifest_of(photos).rows] == [
         "a/1",
         "a/2.png",
         "b/3.png",
@@ -331,118 +219,6 @@ def test_pictures_in_which_little_is_seen_are_counted_and_named(photos):
     assert survey_folder(photos, 0.2, fit="pad").notes == notes[:2]
 
 
-# a table of labels
-
-
-def table(photos, text, name="labels.csv"):
-    photos.mkdir(exist_ok=True)
-    (photos / name).write_text(text)
-    return photos
-
-
-@pytest.mark.parametrize("numbers", ["{}.png", "{}", "sub/{}.png", "./sub\\{}"], ids=str)
-@pytest.mark.parametrize("header", ["image,label", "\ufeffImage_ID;Category;note", "PATH\tTarget"])
-def test_a_table_names_the_class_of_each_image(photos, header, numbers):
-    write(photos, {"sub": range(8)})
-    mark = next(c for c in ",;\t" if c in header)
-    rows = [
-        mark.join(
-            [numbers.format(n), "even" if n % 2 == 0 else "ödd", "x"][: header.count(mark) + 1]
-        )
-        for n in range(8)
-    ]
-    found = sound(table(photos, "\r\n".join([header, *rows, ""])))
-    assert found.classes == ("even", "ödd")
-    named = {photo.path: photo.labels[0] for photo in found.scan.photos}
-    assert named == {f"sub/{n}.png": "even" if n % 2 == 0 else "ödd" for n in range(8)}
-    assert found.splits.keys() == {"train", "test"}
-
-
-def test_a_table_or_the_folders_around_images_state_the_splits(photos):
-    write(photos, {"train": range(4), "test": range(4, 6)})
-    rows = [f"{n},{'ab'[n % 2]}" for n in range(6)]
-    by_folder = paths(sound(table(photos, "\n".join(["id,class", *rows]))))
-    assert by_folder == {
-        "train": [f"train/{n}.png" for n in range(4)],
-        "test": ["test/4.png", "test/5.png"],
-    }
-    rows = [f"{row},{'Training' if n > 1 else 'val'}" for n, row in enumerate(rows)]
-    by_column = paths(sound(table(photos, "\n".join(["id,class,split", *rows]))))
-    assert by_column["validation"] == by_column["test"] == ["train/0.png", "train/1.png"]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (
-            "a,b\nx,y\n",
-            [
-                "labels.csv has the columns 'a', 'b', and none names an image's file: call one "
-                "file, fi"
-            ],
-        ),
-        (
-            "file,a\n1,x\n",
-            ["none names an image's class: call one label, class, category, target or labels"],
-        ),
-        (
-            "id,image,label\n1,1,a\n",
-            ["'id' and 'image' may each name an image's file: call only one file"],
-        ),
-        (
-            "",
-            ["labels.csv has no rows: give it a line with the names of its columns, and then one"],
-        ),
-        ("file,label\n", ["labels.csv has no rows: give it a line with the names"]),
-        ("id,label\n1\n", ["labels.csv: line 2 has 1 cell, and the first line 2: correct it"]),
-        ("id,label\n1,\n", ["labels.csv: line 2 has an empty cell in the column 'label': fill it"]),
-        (
-            "id,label\n1,a\n2,b\n1,b\n9,a\n",
-            [
-                "1 row of labels.csv (id, label) without an image (9): add the image",
-                "1 image with rows in",
-                "that differ (1.png): keep one",
-                "1 image without a row in labels.csv (id, label) (3.png): add a row",
-            ],
-        ),
-        (
-            "id,label\n1,a\n2,a\n3,a\n",
-            ["only one class, a: name at least two in labels.csv (id, label)"],
-        ),
-        ("id,label,split\n1,a,test\n2,b,test\n3,a,test\n", ["has no split train"]),
-        (
-            "id,label,split\n1,a,A\n2,b,B\n3,a,A\n",
-            ["2 names of a split in", "(A and 1 more): call it train, val"],
-        ),
-        ('id,label\n"1,a\n', ["labels.csv cannot be read (", "save it as CSV in UTF-8"]),
-    ],
-)
-def test_a_table_that_leaves_a_doubt_is_refused(photos, text, words):
-    refused(table(write(photos, {"": [1, 2, 3]}), text), *words)
-
-
-def test_tables_that_differ_from_classes_or_others_are_refused(photos):
-    write(photos, {"a": [1, 2], "b": [3, 4]})
-    assert sound(table(photos, "id,label\n1,a\n3,b\n")).classes == ("a", "b")
-    assert sound(table(photos, "x,y\n")).classes == ("a", "b")
-    refused(
-        table(photos, "id,label\n1,x\n3,y\n"),
-        "a/1.png is a by its folder, and labels.csv (id, label) says x",
-    )
-    write(photos / "flat", {"": [1, 2]})
-    table(photos / "flat", "id,label\n1,a\n2,b\n")
-    table(photos / "flat", "file,class\n1,a\n2,b\n", "more.csv")
-    refused(
-        photos / "flat",
-        "labels.csv (id, label) and more.csv (file, class) are tables of labels: keep one",
-    )
-    write(photos / "twice", {"a/x": [1], "a/y": [1]})
-    refused(
-        table(photos / "twice", "id,label\n1,a\n"),
-        "with several images of that name (1): give the path",
-    )
-
-
 # splits
 
 
@@ -460,7 +236,7 @@ def test_groups_stay_on_one_side(photos, by):
         ",".join([name, "ab"[n % 2], f"patient {patient}"][: len(columns)])
         for name, (patient, n) in numbers.items()
     ]
-    table(photos, "\n".join([",".join(columns), *rows]))
+    (photos / "labels.csv").write_text(table(",".join(columns), *rows))
     pattern = r"p(\d+)_" if by == "pattern" else None
     found = survey_folder(photos, 0.3, pattern).require_sound()
     sides = {
@@ -478,12 +254,11 @@ def test_groups_stay_on_one_side(photos, by):
         whole.held_out(len(whole) - 1)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_groups_that_are_joined_through_others_stay_together(photos, seed):
+def test_groups_that_are_joined_through_others_stay_together(photos):
     """Group 0 shares a picture with group 1, that one shares another with group 2, and so on."""
     chains, links = 6, 12
     groups = list(range(chains * links))
-    random.Random(seed).shuffle(groups)  # The order of the names is not that of a chain.
+    random.Random(0).shuffle(groups)  # The order of the names is not that of a chain.
     contents = {}
     for place, group in enumerate(groups):
         for number in (place, place + (place % links < links - 1)):
@@ -494,6 +269,9 @@ def test_groups_that_are_joined_through_others_stay_together(photos, seed):
         for split, images in found.splits.items()
     }
     assert not sides["train"] & sides["test"]
+    for seed in range(50):  # in any order of the pictures
+        some = random.Random(seed).sample(found.photos, len(found.photos))
+        assert survey._group_keys(some) == found.group_keys
     assert len({*found.group_keys.values()}) == chains
 
 
@@ -671,10 +449,10 @@ def test_a_datasets_sha256_covers_files_labels_classes_and_size(tmp_path):
 def test_a_change_that_no_stamp_shows_is_an_error_once(six, monkeypatch):
     """The error names the file, and the next start reads the files again."""
     (six / "b/bad.png").unlink()
-    stale = scan_folder(six)
+    stale = manifest_of(six)
     sound(six)
     (six / "a/3.png").write_bytes(encoded(300))
-    monkeypatch.setattr(module, "scan_folder", lambda *_, **__: stale)
+    monkeypatch.setattr("lockstep.pictures.survey.manifest_of", lambda *_, **__: stale)
     with lockstep_error(r"a/3\.png has changed since it was indexed: start again"):
         load_folder(six)
     assert sum(map(len, load_folder(six).values())) == 5
@@ -685,13 +463,13 @@ def test_a_change_that_no_stamp_shows_is_an_error_once(six, monkeypatch):
 
 def test_only_new_and_changed_files_are_read(six, examined):
     os.utime(six / "a/1.png", (9, 9))
-    first = read_photos(scan_folder(six))
+    first = read_photos(manifest_of(six))
     assert sorted(examined) == ["1.png", "2.png", "3.png", "4.png", "5.png", "bad.png"]
     assert [photo.cause for photo in first] == [""] * 5 + ["truncated"]
     assert (first[0].format, first[0].width, first[0].height, first[0].grey) == ("PNG", 7, 6, False)
     examined.clear()
     (six.parent / "link").symlink_to(six)
-    assert read_photos(scan_folder(six.parent / "link")) == first
+    assert read_photos(manifest_of(six.parent / "link")) == first
     assert examined == ["bad.png"]  # The cause may be this host's.
     (six / "a/0.png").write_bytes(encoded(10))
     (six / "a/2.png").unlink()
@@ -702,10 +480,10 @@ def test_only_new_and_changed_files_are_read(six, examined):
     (six / "a/1.png").write_bytes(data)  # of equal size,
     os.utime(six / "a/1.png", (9, 9))  # and time of change
     examined.clear()
-    again = read_photos(scan_folder(six))
+    again = read_photos(manifest_of(six))
     assert sorted(examined) == ["0.png", "1.png", "bad.png"]
     index_file(six).unlink()
-    assert read_photos(scan_folder(six)) == again
+    assert read_photos(manifest_of(six)) == again
 
 
 @pytest.mark.parametrize(
@@ -721,16 +499,16 @@ def test_only_new_and_changed_files_are_read(six, examined):
 def test_an_index_damaged_or_of_another_decoder_is_made_again(
     six, examined, damage, again, monkeypatch
 ):
-    first = read_photos(scan_folder(six))
+    first = read_photos(manifest_of(six))
     if damage:
         index_file(six).write_bytes(damage(index_file(six).read_bytes()))
     else:
         monkeypatch.setattr(module.decode, "identity", lambda: {"pillow": "0"})
     examined.clear()
-    assert read_photos(scan_folder(six)) == first
+    assert read_photos(manifest_of(six)) == first
     assert len(examined) == again
     examined.clear()
-    assert read_photos(scan_folder(six)) == first
+    assert read_photos(manifest_of(six)) == first
     assert examined == ["bad.png"]
 
 
@@ -744,11 +522,11 @@ def test_a_start_after_a_stop_reads_only_the_other_files(six, examined, monkeypa
         patch.setattr("lockstep.pictures.threads._AT_A_TIME", 3)
         patch.setattr(module.decode, "inspect_image", inspected_until(2, stopped))
         with pytest.raises(KeyboardInterrupt):
-            read_photos(scan_folder(six))
+            read_photos(manifest_of(six))
     done = len(index_file(six).read_bytes().splitlines()) - 1
     assert 2 <= done <= 4
     examined.clear()
-    read_photos(scan_folder(six))
+    read_photos(manifest_of(six))
     assert len(examined) == 6 - done
 
 
@@ -759,14 +537,14 @@ def inspected_until(count, then):
 
 
 def test_an_index_of_many_files_that_are_gone_is_written_anew(six, examined, monkeypatch):
-    first = read_photos(scan_folder(six))
+    first = read_photos(manifest_of(six))
     monkeypatch.setattr(module, "_STALE", 0)
     for path in sorted(six.rglob("*.png"))[:4]:
         path.unlink()
-    assert read_photos(scan_folder(six)) == first[4:]
+    assert read_photos(manifest_of(six)) == first[4:]
     assert len(index_file(six).read_bytes().splitlines()) == 2
     examined.clear()
-    assert read_photos(scan_folder(six)) == first[4:]
+    assert read_photos(manifest_of(six)) == first[4:]
     assert examined == ["bad.png"]
 
 
@@ -776,11 +554,11 @@ def test_what_a_host_cannot_do_is_not_kept_nor_is_a_cache_needed(six, monkeypatc
             "lockstep.pictures.decode._square", lambda *_, **__: (_ for _ in ()).throw(MemoryError)
         )
         with lockstep_error("not enough memory") as caught:
-            read_photos(scan_folder(six))
+            read_photos(manifest_of(six))
     assert caught.value.code == ENVIRONMENT
     monkeypatch.setenv("XDG_CACHE_HOME", __file__)
     monkeypatch.setattr("lockstep.messages._SILENT_S", 0.0)
-    assert [photo.cause for photo in read_photos(scan_folder(six))] == [""] * 5 + ["truncated"]
+    assert [photo.cause for photo in read_photos(manifest_of(six))] == [""] * 5 + ["truncated"]
     assert f"reading the images in {six}: 100%" in caplog.text
 
 

@@ -19,7 +19,7 @@ from lockstep import numerics
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import given
 from lockstep.pictures.decode import FILE_LIMIT
-from lockstep.pictures.scan import UNSUPPORTED, is_foreign, is_image
+from lockstep.pictures.listing import UNSUPPORTED, is_foreign, is_image
 
 # One image, or the path of a file or of a folder.
 Source: TypeAlias = str | os.PathLike[str] | bytes | IO[bytes] | Image | NDArray[np.uint8] | Tensor

@@ -16,7 +16,7 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.jobs.weights import WeightsFile, downloaded, known_weights
 from lockstep.messages import logger
-from lockstep.pictures.scan import require_folder
+from lockstep.pictures.listing import require_folder
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS
 from lockstep.runs.run import Run

@@ -20,7 +20,7 @@ from lockstep.runs.run import Run
 from lockstep.schema import Changes, Fields
 
 if TYPE_CHECKING:
-    from lockstep.pictures.photos import Survey
+    from lockstep.pictures.survey import Survey
 
 _SLOW = 0.1  # the factor on the learning rate of all but the last third of the blocks
 _MEASURED = 16  # photos whose features tell their size
@@ -153,7 +153,7 @@ def scaled(recipe: Recipe, survey: "Survey", path: Path) -> Changes:
     photos = survey.splits["train"]
     norms = []
     for photo in photos[:: -(-len(photos) // _MEASURED)]:
-        file = survey.scan.root / photo.path
+        file = survey.root / photo.path
         pixels = decode_image(file, decoding)
         features = backbone(torch.from_numpy(pixels)[None])[0, 0, 0].view(torch.float32)
         norms.append(float(features.square().sum()))

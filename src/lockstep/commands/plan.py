@@ -188,7 +188,7 @@ def fitted(draft: Draft, weights: WeightsFile | None = None) -> Draft:
 
 def without_damaged(draft: Draft) -> Draft:
     """Return the draft of a recipe that leaves out the images that cannot be read."""
-    photos = draft.recipe.survey(draft.images).scan.photos
+    photos = draft.recipe.survey(draft.images).photos
     causes = {photo.path: photo.cause for photo in photos if photo.cause}
     left_out = sorted({*draft.recipe.left_out, *causes})
     why = [f"left out: {photo}: {cause}" for photo, cause in causes.items()]
@@ -419,7 +419,7 @@ def evaluated(recipe: Recipe, placement: Placement, path: Path) -> Changes:
     the same. A message says what differs. It is an error if the folder has no images of the run's
     classes, or other classes too.
     """
-    from lockstep.pictures.photos import ALL
+    from lockstep.pictures.manifest import ALL
 
     run, data = Run(path), placement.data
     known, classes = run.data(), run.classes

@@ -23,14 +23,14 @@ from lockstep.errors import LockstepError, option, unknown
 from lockstep.messages import command
 from lockstep.models import MODELS, TIMM
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
-from lockstep.pictures.table import SOURCES, LabelSource
+from lockstep.pictures.manifest import SOURCES, LabelSource
 from lockstep.schema import Settings, choose, dotted, plain_values
 from lockstep.text import listed
 
 if TYPE_CHECKING:
     from lockstep.data.dataset import Plan
     from lockstep.pictures.decode import Decoding
-    from lockstep.pictures.photos import Survey
+    from lockstep.pictures.survey import Survey
 
 # A recipe may come from somebody else: a single number in it must not take all memory or all
 # threads of the host.
@@ -308,7 +308,7 @@ class Recipe(Settings):
         """Return the photos of a folder as the recipe divides them, or all of it as one split with
         the `classes`.
         """
-        from lockstep.pictures.photos import survey_folder
+        from lockstep.pictures.survey import survey_folder
 
         return survey_folder(
             folder,

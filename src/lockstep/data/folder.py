@@ -20,9 +20,9 @@ from lockstep.pictures.decode import (
     read_image,
 )
 from lockstep.pictures.examples import Examples
-from lockstep.pictures.photos import ALL, index_file
+from lockstep.pictures.index import index_file
+from lockstep.pictures.manifest import ALL, SPLITS
 from lockstep.pictures.pixels import RowCache
-from lockstep.pictures.scan import SPLITS
 
 
 def load(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:

@@ -15,7 +15,7 @@ from lockstep.jobs.replica import Replica, read_splits
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.messages import logger
 from lockstep.pages import prediction_table
-from lockstep.pictures.photos import ALL
+from lockstep.pictures.manifest import ALL
 from lockstep.runs import statefile
 from lockstep.runs.provenance import compare, describe_custom_code
 from lockstep.runs.run import Run

@@ -11,7 +11,7 @@ from lockstep.head import confidence
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import LabelsSpec
-from lockstep.pictures.scan import SPLITS
+from lockstep.pictures.manifest import SPLITS
 
 
 def labels(spec: LabelsSpec, ctx: Context) -> Record | None:

@@ -9,7 +9,7 @@ from lockstep.jobs.evaluate import judge_checkpoint
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address
 from lockstep.pages.prediction import spotlights, with_evidence
-from lockstep.pictures.photos import ALL
+from lockstep.pictures.manifest import ALL
 
 _SHOWN = 24  # of the worst mistakes
 _CONFIDENT = (0.9, 0.95, 0.99)  # shares of right answers that a reader may ask for

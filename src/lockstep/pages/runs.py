@@ -4,7 +4,7 @@ from lockstep.files import Record
 from lockstep.pages import figures
 from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
-from lockstep.pictures.photos import ALL
+from lockstep.pictures.manifest import ALL
 from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.runs.run import Run, judged_rows
 from lockstep.schema import dotted

@@ -4,9 +4,9 @@ from collections import Counter
 from statistics import median
 
 from lockstep.files import Record
-from lockstep.pictures.photos import Survey
-from lockstep.pictures.scan import SPLITS
+from lockstep.pictures.manifest import SPLITS
 from lockstep.pictures.similar import near_duplicates
+from lockstep.pictures.survey import Survey
 from lockstep.text import few
 
 
@@ -14,30 +14,30 @@ def record_of(survey: Survey) -> Record:
     """Return everything that is known of the folder, as JSON values. "shorter_side" is the median,
     in pixels.
     """
-    scan = survey.scan
+    manifest = survey.manifest
     splits = {name: survey.splits[name] for name in SPLITS if name in survey.splits}
     counts = {
         split: Counter(name for photo in photos for name in photo.labels)
         for split, photos in splits.items()
     }
-    sides = [photo.shorter_side for photo in scan.readable]
+    sides = [photo.shorter_side for photo in survey.readable]
     record: Record = {
-        "folder": str(scan.root),
-        "images": len(scan.photos),
+        "folder": str(survey.root),
+        "images": len(survey.photos),
         "splits": {split: len(photos) for split, photos in splits.items()},
         "classes": {
             name: {split: of_class[name] for split, of_class in counts.items()}
             for name in survey.classes
         },
         "shorter_side": median(sides) if sides else None,
-        "formats": dict(sorted(Counter(photo.format for photo in scan.readable).items())),
-        "unreadable": {photo.path: photo.cause for photo in scan.photos if photo.cause},
+        "formats": dict(sorted(Counter(photo.format for photo in survey.readable).items())),
+        "unreadable": {photo.path: photo.cause for photo in survey.photos if photo.cause},
         "duplicates": survey.duplicates(),
         "contradicting": [] if survey.multi_label else survey.duplicates("labels"),
         "leaks": survey.duplicates("split"),
         "near_duplicates": near_duplicates(survey.splits),
-        "in_no_class": [photo.path for photo in scan.unlabelled],
-        "other_files": dict(sorted(scan.others.items())),
+        "in_no_class": manifest.unlabelled,
+        "other_files": dict(sorted(manifest.unread.items())),
         "problems": survey.problems,
         "notes": survey.notes,
     }

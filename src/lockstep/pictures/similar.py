@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.messages import command
-from lockstep.pictures.scan import SPLITS, Photo
+from lockstep.pictures.index import Photo
+from lockstep.pictures.manifest import SPLITS
 from lockstep.pictures.threads import in_threads
 from lockstep.text import plural
 

@@ -12,7 +12,7 @@ from lockstep.schema import Changes, Fields
 from lockstep.text import listed
 
 if TYPE_CHECKING:
-    from lockstep.pictures.photos import Survey
+    from lockstep.pictures.survey import Survey
 
 PHOTOS, PHOTOS_TUNED, FOLDER = "photos", "photos-tuned", "folder"
 _PHOTO_PX = 96  # the least median shorter side of photos that the recipe `photos` is for
@@ -52,7 +52,7 @@ def _equal_shares(survey: "Survey") -> bool:
     They then show how frequent each class is in use. Test images that Lockstep has taken from all
     images do not.
     """
-    if not {"test", "validation"} & survey.scan.folders.keys():
+    if not {"test", "validation"} & survey.manifest.folders.keys():
         return False
     train = Counter(name for photo in survey.splits["train"] for name in photo.labels)
     test = Counter(name for photo in survey.splits["test"] for name in photo.labels)

@@ -1,52 +1,39 @@
 """The survey of a folder of images: what is known of each, their splits, problems and notes.
 
-`scan.py` lists the files. Each file is read and decoded once, and an index in the user's cache
-keeps what that tells. A later start compares sizes and times only, and reads the files that differ.
-From the survey, `data/folder.py` makes the datasets, and `check.py` the report of the command.
+The manifest says which files are examples, and `index.py` reads them. From the survey,
+`data/folder.py` makes the datasets, and `check.py` the report of the command.
 """
 
 import hashlib
-import json
-import os
-import unicodedata
-import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep import files
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.messages import command
-from lockstep.pictures import decode
-from lockstep.pictures.cells import typed
-from lockstep.pictures.decode import (
-    Fit,
-    UnreadableImageError,
-    read_image,
-)
+from lockstep.pictures.decode import Fit
+from lockstep.pictures.doubts import doubts
 from lockstep.pictures.examples import Examples
+from lockstep.pictures.folders import by_folders
 from lockstep.pictures.formats import named_format
-from lockstep.pictures.named import found_in
-from lockstep.pictures.scan import Photo, Scan, no_collections, scan_folder
+from lockstep.pictures.index import Photo, read_photos
+from lockstep.pictures.listing import no_collections, require_folder
+from lockstep.pictures.manifest import ALL, UNSTATED, LabelSource, Manifest
+from lockstep.pictures.names import by_names, grouped, separated, typed
 from lockstep.pictures.similar import cautions
-from lockstep.pictures.table import UNREAD_TABLES, UNSTATED, LabelSource
-from lockstep.pictures.threads import in_threads
+from lockstep.pictures.tables import by_tables
 from lockstep.text import few, listed, noted, plural
 
-ALL = "all"  # the split of all images, where a run is evaluated on others than it was trained on
 # folders of splits that are read without a note
 _USUAL = ("", "train", "val", "valid", "validation", "test")
 _LISTED = 20  # files that an error lists
 
-_BLOCK = 1_000  # lines of the index that are parsed at once, faster than one by one
-_STALE = 1_000  # entries of an index that are allowed besides twice as many as there are photos
+_UNREAD_TABLES = {"json", "jsonl", "xlsx", "xls", "ods", "parquet"}
 # What is said of images that are equal -> in what they differ, and what is the same.
 _EQUAL = (
     ("in several classes: the labels contradict each other", "labels", "sha256"),
@@ -61,7 +48,8 @@ class Survey:
     """The examples of a folder of images.
 
     Attributes:
-        scan: what the folder holds; each photo in it has been read.
+        manifest: what its files are; each image in it has been read.
+        photos: the images that have a class, sorted by split, class and path.
         classes: the classes of "train", sorted by code point. The position is the label.
         splits: split -> its images, sorted by label and SHA-256. So names, times and the order on
             the disk do not matter. Files that cannot be decoded are in no split.
@@ -70,16 +58,30 @@ class Survey:
         group_keys: the SHA-256 of an image that can be read -> the key of what a division keeps on
             one side, hexadecimal: without groups the SHA-256 itself, with groups the same key for
             all images of groups that share an image.
-        multi_label: whether an image may have several labels or none.
     """
 
-    scan: Scan
+    manifest: Manifest
+    photos: list[Photo]
     classes: tuple[str, ...]
     splits: dict[str, list[Photo]]
     problems: list[str]
     notes: list[str]
     group_keys: dict[str, str]
-    multi_label: bool = False
+
+    @property
+    def root(self) -> Path:
+        """The folder."""
+        return self.manifest.listing.root
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an image may have several labels or none."""
+        return self.manifest.source.multi_label
+
+    @property
+    def readable(self) -> list[Photo]:
+        """The photos that can be decoded."""
+        return [photo for photo in self.photos if not photo.cause]
 
     def require_sound(self) -> "Survey":
         """Return this survey. Raises: LockstepError with all problems if there are any."""
@@ -88,7 +90,7 @@ class Survey:
             if len(self.problems) == 1:
                 text = f" {self.problems[0]}"
             what = "evaluated" if ALL in self.splits else "trained on"
-            raise LockstepError(f"{self.scan.root} cannot be {what}:{text}", DATA)
+            raise LockstepError(f"{self.root} cannot be {what}:{text}", DATA)
         return self
 
     def examples(self) -> Examples:
@@ -107,12 +109,12 @@ class Survey:
         else:
             labels = np.array([label_of[photo.labels[0]] for photo in photos], np.int64)
         groups = None
-        if any(photo.group for photo in self.scan.photos):
+        if any(photo.group for photo in self.photos):
             keys = np.array([self.group_keys[photo.sha256] for photo in photos], "S64")
             groups = np.unique(keys, return_inverse=True)[1]
         contents = bytes.fromhex("".join([photo.sha256 for photo in photos]))
         return Examples(
-            self.scan.root,
+            self.root,
             self.classes,
             self.notes,
             {split: places[id(members)] for split, members in self.splits.items()},
@@ -120,7 +122,7 @@ class Survey:
             labels,
             groups,
             "\0".join([photo.path for photo in photos]),
-            cautions(self.splits, self.scan.root),
+            cautions(self.splits, self.root),
         )
 
     def duplicates(self, differ: str = "path", same: str = "sha256") -> list[list[str]]:
@@ -131,9 +133,33 @@ class Survey:
         """
         return [
             [photo.path for photo in photos]
-            for photos in _alike(self.scan.readable, attrgetter(same))
+            for photos in _alike(self.readable, attrgetter(same))
             if len({getattr(photo, differ) for photo in photos}) > 1
         ]
+
+
+@no_collections()
+def manifest_of(root: Path, source: LabelSource = UNSTATED, partial: bool = False) -> Manifest:
+    """Return the manifest of `root`. `source` says how it is read, where it can be read in several
+    ways. A folder that is `partial` may lack training images.
+
+    Raises: LockstepError if `root` is not a folder or cannot be read.
+    """
+    require_folder(root)
+    try:
+        manifest = by_folders(root, source, partial)
+        if source.label_from:
+            manifest = by_names(manifest, source.label_from)
+        manifest = by_tables(manifest)
+    except OSError as error:
+        raise LockstepError(
+            f"{error.filename or root} cannot be read: {error.strerror}", DATA
+        ) from None
+    if source.label_separator:
+        manifest = separated(manifest, source.label_separator)
+    if source.layout is None:
+        manifest = manifest.adding(doubts(manifest))
+    return manifest
 
 
 def survey_folder(
@@ -150,7 +176,7 @@ def survey_folder(
 
     `fit` is how images become squares, for the notes. The regular expression `group` names the
     group of each image: its first capture group, or else all that it matches, in the path below
-    `root`. A table of labels may name the groups instead. `source` is that of `scan_folder`.
+    `root`. A table of labels may name the groups instead. `source` is that of `manifest_of`.
 
     With multi-label data, files with the same bytes are one example, which has the labels of all.
 
@@ -170,49 +196,52 @@ def survey_folder(
         give = f"give the folder of images as {option('data', 'DIR')}, or {command('train', 'DIR')}"
         raise LockstepError(f"dataset folder: {give}", DATA)
     if classes is not None:
-        group = None
+        group, left_out = None, ()
         source = source._replace(group_column=None, split_column=None)
-        left_out = ()
-    scan = scan_folder(root, source, partial=classes is not None)
-    absent = [photo.path for photo in scan.photos if photo.path in left_out]
-    scan.photos = [photo for photo in scan.photos if photo.path not in left_out]
-    scan.photos = read_photos(scan)
-    problems = scan.problems + _name_groups(scan, group)
-    training = "train" if "train" in scan.folders else ""
-    known = tuple(scan.classes.get(training, ()) if classes is None else classes)
-    usable = _sorted(scan.readable, known, source.multi_label)
+    manifest = manifest_of(root, source, partial=classes is not None)
+    absent = [path for path in manifest.rows if path in left_out]
+    rows = {path: row for path, row in manifest.rows.items() if path not in left_out}
+    manifest = manifest._replace(rows=rows)
+    if group is not None:
+        manifest = grouped(manifest, group)
+    photos = read_photos(manifest)
+    names = tuple(manifest.classes.get(manifest.training, ()) if classes is None else classes)
+    known = {*names}
+    usable = [
+        photo
+        for photo in photos
+        if not photo.cause
+        and (photo.labels or source.multi_label)
+        and known.issuperset(photo.labels)
+    ]
     keys = _group_keys(usable)
-    if source.multi_label:
-        usable = _sorted(_united(usable), known, True)
-    notes = [*_origin(scan, usable, source.multi_label), *scan.notes]
+    usable = _sorted(_united(usable) if source.multi_label else usable)
+    notes = [*_origin(manifest, usable), *manifest.notes]
     if classes is None:
         splits = {
             split or "train": [photo for photo in usable if photo.split == split]
-            for split in scan.folders
+            for split in manifest.folders
         }
-        problems = problems or _explained(scan, _class_problems(scan, training, known, usable))
-        if "validation" in splits and "test" not in splits:
-            splits["test"] = splits["validation"]
-            notes.append(
-                "there is no test folder, so the validation images also serve as test images"
-            )
-        elif not problems and "test" not in splits:
-            problems = _divide(scan, splits, test_share, keys)
+        wrong = [] if manifest.problems else _class_problems(manifest, names, usable)
     else:
         splits = {ALL: usable}
-        strange = sorted({name for photo in scan.photos for name in photo.labels} - {*classes})
-        unknown = noted(strange, "class", "that the run does not know", "move their images away")
-        problems += _explained(scan, unknown)
-    if not problems:
-        empty = [
+        strange = sorted({name for photo in photos for name in photo.labels} - {*classes})
+        wrong = noted(strange, "class", "that the run does not know", "move their images away")
+    if "validation" in splits and "test" not in splits:
+        splits["test"] = splits["validation"]
+        notes.append("there is no test folder, so the validation images also serve as test images")
+    if not (manifest.problems or wrong):
+        wrong = [
             f"{'it' if split == ALL else split} holds no folder with an image that can be read: "
             f"fill it, or move it away"
-            for split, photos in splits.items()
-            if not photos
+            for split, members in splits.items()
+            if not members
         ]
-        problems = _explained(scan, empty)
-    problems += _unreadable(scan.photos)
-    survey = Survey(scan, known, splits, problems, notes, keys, source.multi_label)
+    problems = [*manifest.problems, *_explained(manifest, wrong)]
+    if not problems and splits.keys() == {"train"}:
+        problems = _divide(manifest, splits, test_share, keys)
+    problems += _unreadable(photos)
+    survey = Survey(manifest, photos, names, splits, problems, notes, keys)
     notes += noted(absent, "image", "left out, as the recipe says") + _notes(survey, fit)
     return survey
 
@@ -238,11 +267,11 @@ def _united(photos: list[Photo]) -> list[Photo]:
     ]
 
 
-def _origin(scan: Scan, photos: list[Photo], multi_label: bool) -> list[str]:
+def _origin(manifest: Manifest, photos: list[Photo]) -> list[str]:
     """Return the note that says where the labels of `photos` come from, with three examples, those
     with the most labels first. It is needed if the user must see that they are right.
     """
-    if not (multi_label or scan.by == "names"):
+    if not (manifest.source.multi_label or manifest.by == "names"):
         return []
     path_of = dict[tuple[str, ...], str]()
     for photo in photos:
@@ -252,39 +281,33 @@ def _origin(scan: Scan, photos: list[Photo], multi_label: bool) -> list[str]:
         return []
     shown = sorted(path_of, key=lambda labels: (-len(labels), labels))[:3]
     examples = [f"{path_of[labels]} is {listed(labels)}" for labels in shown]
-    return [f"labels by {scan.origin}: {'; '.join(examples)}"]
+    return [f"labels by {manifest.origin}: {'; '.join(examples)}"]
 
 
-def _sorted(photos: list[Photo], classes: Sequence[str], multi_label: bool) -> list[Photo]:
-    """Return the photos of `classes`, sorted by labels and SHA-256; with `multi_label` data also
-    those without a label.
+def _sorted(photos: list[Photo]) -> list[Photo]:
+    """Return the photos, sorted by labels and SHA-256.
 
     Those of the same labels are sorted alone: a signal waits for a sort, and that of a million
     photos takes long.
     """
-    known = {*classes}
     with_labels = defaultdict[tuple[str, ...], list[Photo]](list)
     for photo in photos:
-        if known.issuperset(photo.labels) and (photo.labels or multi_label):
-            with_labels[photo.labels].append(photo)
+        with_labels[photo.labels].append(photo)
     for members in with_labels.values():
-        members.sort(key=lambda photo: photo.sha256)
+        members.sort(key=attrgetter("sha256"))
     return [photo for labels in sorted(with_labels) for photo in with_labels[labels]]
 
 
-def _class_problems(
-    scan: Scan, training: str, classes: Sequence[str], usable: list[Photo]
-) -> list[str]:
-    """Return what is wrong with the classes. `training` is the split that defines them, in the
-    scan's words.
-    """
+def _class_problems(manifest: Manifest, classes: Sequence[str], usable: list[Photo]) -> list[str]:
+    """Return what is wrong with the classes of the training images."""
+    training = manifest.training
     prefix = f"{training}: " if training else ""
-    lists = sorted(UNREAD_TABLES & scan.others.keys())
+    lists = sorted(_UNREAD_TABLES & manifest.unread.keys())
     save = f"save the {lists[0]} file as" if lists else "add"
     table = f"{save} a CSV with the columns file and label"
     if not classes:
-        folder = scan.folders[training]
-        images = sum(photo.path.startswith(folder) for photo in scan.unlabelled)
+        folder = manifest.folders[training]
+        images = sum(path.startswith(folder) for path in manifest.unlabelled)
         unlabelled = f", but {plural(images, 'image')} in no class" if images else ""
         give = f"give each class a folder with its images, or {table}"
         if images:
@@ -296,28 +319,28 @@ def _class_problems(
     full = {name for photo in usable if photo.split == training for name in photo.labels}
     empty = [name for name in classes if name not in full]
     if empty:
-        unread = _unread(scan)
+        unread = _unread(manifest)
         problems.append(
             f"{prefix}{plural(len(empty), 'class')} without an image that can be read, "
             f"{few(empty)}: remove or fill them" + (f". There are {unread}" if unread else "")
         )
     if len(classes) == 1:
-        if scan.table:
-            give = f"name at least two in {scan.table}"
-        elif scan.by == "names":
-            give = f"{scan.origin} must find at least two"
+        if manifest.table:
+            give = f"name at least two in {manifest.table}"
+        elif manifest.by == "names":
+            give = f"{manifest.origin} must find at least two"
         elif lists:
             give = table
         else:
             give = "give each of at least two a folder"
-            inner = scan.root / classes[0]
+            inner = manifest.listing.root / classes[0]
             nested = inner.is_dir() and any(path.is_dir() for path in inner.iterdir())
             if not training and nested:
                 give += f". If the folders in it are the classes, give {inner}"
             elif not training:
                 give += f", such as {inner.with_name('other')} with pictures of anything else"
         problems.append(f"{prefix}only one class, {classes[0]}: {give}")
-    for split, names in scan.classes.items():
+    for split, names in manifest.classes.items():
         unknown = [name for name in names if name not in classes]
         if unknown:
             problems.append(
@@ -327,21 +350,21 @@ def _class_problems(
     return problems
 
 
-def _explained(scan: Scan, problems: list[str]) -> list[str]:
+def _explained(manifest: Manifest, problems: list[str]) -> list[str]:
     """Return the `problems`, after the name of the format in which the images or their labels lie,
     if it is known. It replaces them where no image has a class.
     """
-    images = bool(scan.photos or scan.unlabelled)
-    known = named_format(scan.root, images) if problems else ""
-    return [known, *(problems if scan.photos else ())] if known else problems
+    listing = manifest.listing
+    known = named_format(listing.root, bool(listing.images)) if problems else ""
+    return [known, *(problems if manifest.rows else ())] if known else problems
 
 
-def _unread(scan: Scan) -> str:
+def _unread(manifest: Manifest) -> str:
     """Return which files are not read as images, or ""."""
     suffixes = few(
         [
             f"{number} {f'.{suffix}' if suffix else 'without a suffix'}"
-            for suffix, number in scan.others.most_common()
+            for suffix, number in manifest.unread.most_common()
         ]
     )
     return suffixes and f"files that are not read as images: {suffixes}"
@@ -363,46 +386,36 @@ def _unreadable(photos: list[Photo]) -> list[str]:
     return [f"{count} cannot be read. {remedy}:{''.join(lines)}"]
 
 
-def _name_groups(scan: Scan, pattern: str | None) -> list[str]:
-    """Give each photo the group that `pattern` names, if it is given: it replaces a column. Return
-    the problems.
-    """
-    if pattern is None:
-        return []
-    # as labels are, so that copies on other file systems are in the same groups
-    paths = [unicodedata.normalize("NFC", photo.path) for photo in scan.photos]
-    scan.photos = [
-        photo._replace(group=name)
-        for photo, name in zip(scan.photos, found_in(paths, pattern, "group"), strict=True)
-    ]
-    return noted(
-        [photo.path for photo in scan.photos if not photo.group],
-        "image",
-        "without a group",
-        f"give a {option('group')} that matches every path, unlike {pattern}",
-    )
-
-
 def _group_keys(photos: list[Photo]) -> dict[str, str]:
-    """Return the key of the group of each content; see `Survey`."""
+    """Return the key of the group of each content, the least of all groups that share contents with
+    each other; see `Survey`.
+    """
     if not any(photo.group for photo in photos):
         return {photo.sha256: photo.sha256 for photo in photos}
-    groups = {
+    key_of = {
         photo.group: hashlib.sha256(photo.group.encode(errors="surrogateescape")).hexdigest()
         for photo in photos
     }
+    lower = {key: key for key in key_of.values()}  # towards the least key that is joined to it
+
+    def least(key: str) -> str:
+        while lower[key] != key:
+            lower[key] = lower[lower[key]]
+            key = lower[key]
+        return key
+
     keys: dict[str, str] = {}
-    before: dict[str, str] = {}
-    while before != groups:  # until no content is in two groups of different keys
-        before = dict(groups)
-        for photo in photos:
-            key = min(groups[photo.group], keys.get(photo.sha256, groups[photo.group]))
-            groups[photo.group] = keys[photo.sha256] = key
-    return keys
+    for photo in photos:
+        own = least(key_of[photo.group])
+        other = keys.setdefault(photo.sha256, own)
+        if other != own:
+            other = least(other)
+            lower[max(own, other)] = min(own, other)
+    return {sha256: least(key) for sha256, key in keys.items()}
 
 
 def _divide(
-    scan: Scan, splits: dict[str, list[Photo]], test_share: float, keys: dict[str, str]
+    manifest: Manifest, splits: dict[str, list[Photo]], test_share: float, keys: dict[str, str]
 ) -> list[str]:
     """Divide splits["train"] into "train" and "test" by the keys of groups, see `survey_folder`.
     Return the problems.
@@ -431,10 +444,12 @@ def _divide(
     if bad:
         what = "groups" if photos[0].group else "different images"
         give = "divide the images into folders train and test"
-        if scan.columns:
+        if manifest.columns:
             give = f"leave it out: name the other columns as {option('label_column')}"
-        elif scan.table:
-            give = f"name the column of {scan.table} with train and test: {option('split_column')}"
+        elif manifest.table:
+            give = (
+                f"name the column of {manifest.table} with train and test: {option('split_column')}"
+            )
         return [
             f"{plural(len(bad), 'class')} with too few {what} of its own, {few(bad)}: one is "
             f"needed to train and another to test. Add images, or {give}"
@@ -444,12 +459,12 @@ def _divide(
     return []
 
 
-def _inner_folders(scan: Scan) -> list[str]:
+def _inner_folders(survey: Survey) -> list[str]:
     """Return the note on classes whose images all lie in folders of their own names: perhaps these
     are the classes.
     """
     inner = defaultdict[str, set[str]](set)  # class -> the folders in it; "" for its own images
-    for photo in scan.readable if scan.by == "folders" else ():
+    for photo in survey.readable if survey.manifest.by == "folders" else ():
         for name in photo.labels:
             part, slash, _ = f"/{photo.path}".partition(f"/{name}/")[2].partition("/")
             inner[name].add(part if slash else "")
@@ -468,8 +483,8 @@ def _notes(survey: Survey, fit: Fit) -> list[str]:
     """Return what a user should know of the folder, besides its problems, if images become squares
     by `fit`.
     """
-    scan = survey.scan
-    notes = _inner_folders(scan)
+    manifest = survey.manifest
+    notes = _inner_folders(survey)
     sides = [
         f"{plural(len({photo.group for photo in photos}), 'group')} in {split}"
         for split, photos in survey.splits.items()
@@ -481,16 +496,14 @@ def _notes(survey: Survey, fit: Fit) -> list[str]:
     notes += noted(torn, "group", "in several splits: the accuracy will be too high")
     unusual = [
         f"{path} is read as {split}"
-        for split, path in scan.folders.items()
+        for split, path in manifest.folders.items()
         if path.lower() not in _USUAL
     ]
     if unusual:
         notes.append(listed(unusual))
-    unlabelled = [photo.path for photo in scan.unlabelled]
-    notes += noted(unlabelled, "image", "in no class and not used")
-    notes += noted(scan.links, "link", "to a folder within a class, not followed")
-    unread = _unread(scan)
-    if unread:
+    notes += noted(manifest.unlabelled, "image", "in no class and not used")
+    notes += noted(manifest.listing.links, "link", "to a folder within a class, not followed")
+    if unread := _unread(manifest):
         notes.append(unread)
     for what, differ, same in _EQUAL:
         remedy = ""
@@ -500,12 +513,12 @@ def _notes(survey: Survey, fit: Fit) -> list[str]:
             remedy = f"correct them, or add {option('multi_label', True)}"
         equal = [" = ".join(paths) for paths in survey.duplicates(differ, same)]
         notes += noted(equal, "image", what, remedy)
-    plain = [photo.path for photo in scan.readable if not photo.pixels_sha256]
+    plain = [photo.path for photo in survey.readable if not photo.pixels_sha256]
     notes += noted(plain, "image", "of one colour: the network sees nothing in it")
     if fit == "crop":
         long = [
             photo.path
-            for photo in scan.readable
+            for photo in survey.readable
             if 2 * max(photo.width, photo.height) >= 3 * photo.shorter_side
         ]
         keep = "train with fit=pad or fit=squash to keep the edges"
@@ -516,112 +529,3 @@ def _notes(survey: Survey, fit: Fit) -> list[str]:
         if missing and split not in ("train", ALL):
             notes.append(f"no {split} image of {few(missing)}")
     return notes
-
-
-def read_photos(scan: Scan) -> list[Photo]:
-    """Return the photos of a scan with what is known of each. Files that are new or changed are
-    read, by threads.
-
-    Of several programs at once, one reads the files and the others wait for it. What is read is in
-    the index at once, so a start after Ctrl-C goes on. Entries that are damaged, and an index that
-    was written with another decoder, are ignored. Without a place for it, the next start reads all
-    files again.
-    """
-    doing = f"reading the images in {scan.root}"
-    path = index_file(scan.root)
-    with ExitStack() as held:
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(files.locked(path.with_suffix(".lock"), doing))
-        known = _load(path, scan.photos)
-        unknown = [photo for photo in scan.photos if photo.path not in known]
-        add = held.enter_context(_adding_to(path))
-
-        def examine(photo: Photo) -> None:
-            known[photo.path] = _examined(scan.root, photo)
-            add(known[photo.path])
-
-        in_threads(doing, examine, unknown)
-    return [known[photo.path] for photo in scan.photos]
-
-
-def index_file(root: Path) -> Path:
-    """Return the index of the folder `root`. Two paths to one folder share it."""
-    name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:24]
-    return files.cached(f"folders/{name}.jsonl")
-
-
-def _examined(root: Path, photo: Photo) -> Photo:
-    try:
-        data = read_image(root / photo.path)
-        photo = photo._replace(sha256=hashlib.sha256(data).hexdigest())
-        return photo._replace(**decode.inspect_image(data)._asdict())
-    except UnreadableImageError as error:
-        return photo._replace(cause=str(error))
-
-
-@no_collections()
-def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
-    """Return path -> photo, of those in the index that have not changed. Files whose stamps may not
-    show a change are not taken from it.
-
-    An index with many other entries is written anew, and one of another decoder is removed.
-    """
-    unsure = files.unstamped()
-    listed_photos = {photo.path: photo for photo in photos if unsure.isdisjoint(photo.stamps[3:4])}
-    known: dict[str, Photo] = {}
-    entries = 0
-    with suppress(OSError):
-        with open(path, "rb") as file:
-            if file.readline().rstrip() != _header():
-                path.unlink()
-                return {}
-            for block in iter(lambda: [*islice(file, _BLOCK)], []):
-                entries += len(block)
-                parts = [line.rstrip(b"\n").partition(b" ") for line in block]
-                sound = [text for crc, _, text in parts if crc == b"%08x" % zlib.crc32(text)]
-                for name, seen, *values in json.loads(b"[%b]" % b",".join(sound)):
-                    photo = listed_photos.get(name)
-                    if photo is not None and seen == [*photo.stamps]:
-                        known[name] = Photo(*photo[:5], *values)
-        if entries > 2 * len(known) + _STALE:
-            new = path.with_suffix(".new")
-            new.unlink(missing_ok=True)
-            with _adding_to(new) as add:
-                for photo in known.values():
-                    add(photo)
-            new.replace(path)
-    return known
-
-
-@contextmanager
-def _adding_to(path: Path) -> Iterator[Callable[[Photo], None]]:
-    """Yield a function that adds a photo to an index. It is a no-op without a place for the index.
-
-    An entry has a checksum, and begins a line, so one that was not finished damages no other. Files
-    that cannot be read are left out, as the cause may be this host's: a missing permission.
-    """
-    try:
-        descriptor = files.open_to_write(path, os.O_APPEND)
-    except OSError:
-        yield lambda photo: None
-        return
-
-    def add(photo: Photo) -> None:
-        if not photo.cause:
-            text = json.dumps([photo.path, *photo[4:]]).encode()
-            with suppress(OSError):
-                os.write(descriptor, b"\n%08x %b" % (zlib.crc32(text), text))
-
-    try:
-        with suppress(OSError):
-            if not os.fstat(descriptor).st_size:
-                os.write(descriptor, _header())
-        yield add
-    finally:
-        os.close(descriptor)
-
-
-def _header() -> bytes:
-    """Return the first line of an index. It says which decoder and which fields the photos have."""
-    return files.cache_key("photos", decoder=decode.identity(), fields=Photo._fields).encode()
