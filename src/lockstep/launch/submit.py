@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -25,7 +26,7 @@ from lockstep.files import NOTED, Record, noted
 from lockstep.jobs.specs import Output, Spec
 from lockstep.launch.signals import handled_by
 from lockstep.launch.supervisor import Outcome as Outcome, Relay, Supervisor, begun, stopped
-from lockstep.launch.world import RENDEZVOUS, SERVED, World
+from lockstep.launch.world import RENDEZVOUS, World
 from lockstep.messages import LoggedLines, logger
 from lockstep.text import plural, size
 
@@ -78,7 +79,7 @@ def submit(
         and (group := sys.modules.get("torch.distributed"))
         and group.is_initialized()
     ):
-        variables[SERVED] = "True"
+        world = replace(world, served=True)
     most = world.processes if world.launcher else capacity(spec.recipe, spec.placement)
     processes = asked or min(spec.recipe.towers, most)
     if processes > 1 and not world.launcher and not hardware.has_loopback():
