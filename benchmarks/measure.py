@@ -294,7 +294,7 @@ def unequal(call: Call) -> Figures:
 
 
 def labels(call: Call) -> Figures:
-    """What `data check --labels` finds of 5 % exchanged labels among the training images of the
+    """What `data check --labels` finds of 5% exchanged labels among the training images of the
     folder WHAT.
     """
     source, draw = Path(call.what).absolute() / "train", random.Random(call.number)
@@ -386,8 +386,8 @@ def folder(call: Call) -> Figures:
     options = ("--set", "image_px=32", "--seed", call.number, *call.options)
     result = train(call, "folder", "--data", place, *options)
     return {
-        f"{call.what} images: test accuracy": result["best"],
-        f"{call.what} images: total time": result["total_s"],
+        f"{int(call.what):,} images: test accuracy": result["best"],
+        f"{int(call.what):,} images: total time": result["total_s"],
     }
 
 
@@ -477,18 +477,20 @@ def trains(folder: Path) -> dict[str, Any]:
 
 def row(name: str, values: list[float]) -> list[str]:
     """Return the row of a figure: its name, median or mean, n and range."""
-    form, unit = "{:.2f}", " s"
+    form, unit = "{:,.2f}", " s"
     # Before it, there may be the name of a folder of the user.
     quantity = name.rpartition(": ")[2]
     if any(word in quantity for word in PERCENT):
-        form, unit, values = "{:.2f}", " %", [100 * value for value in values]
+        form, unit, values = "{:.2f}", "%", [100 * value for value in values]
     elif name.endswith(("images/s", ", ms")):
         form, unit = "{:,.1f}" if name.endswith("ms") else "{:,.0f}", ""
     elif " / " in quantity:
         unit = " times"
     elif "memory" in quantity:
         form, unit = "{:,.0f}", " MB"
-    middle = statistics.mean(values) if unit == " %" else statistics.median(values)
+    elif max(values) < 0.1:
+        form, unit, values = "{:.1f}", " ms", [1e3 * value for value in values]
+    middle = statistics.mean(values) if unit == "%" else statistics.median(values)
     span = (
         f"{form.format(min(values))} to {form.format(max(values))}"
         if len(values) > 1

@@ -47,8 +47,8 @@ SHOWN = {
     "mnist": ("seeds-mnist-precision-bfloat16", "test accuracy", "", ""),
     "folder": (
         "folder-50000",
-        "50000 images: test accuracy",
-        "50000 images: total time",
+        "50,000 images: test accuracy",
+        "50,000 images: total time",
         "CIFAR-10",
     ),
     "photos": (

@@ -3,7 +3,7 @@
     facts     GPU and versions, and what Lockstep needs and this machine lacks
     steps     ms, launches, waits and memory of a step of recipes, with CUDA graphs and without
     peers     the tutorial's speed beside plain PyTorch, eager and compiled
-    cifar10   CIFAR-10 to 94 %, what listeners cost, and what a user does with the run
+    cifar10   CIFAR-10 to 94%, what listeners cost, and what a user does with the run
     airbench  the fastest public program for CIFAR-10 on the same GPU
     bits      the operations of portable arithmetic whose bits differ from those of a CPU
     count     operators and launches of a step as a GPU computes it, without a GPU

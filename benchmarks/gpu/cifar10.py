@@ -1,4 +1,4 @@
-"""CIFAR-10 to 94 % on a GPU, and what a user does with the run: `python -m benchmarks.gpu.cifar10
+"""CIFAR-10 to 94% on a GPU, and what a user does with the run: `python -m benchmarks.gpu.cifar10
 [WORD...]`.
 
 The second run has no listeners but for a line every 1,000 steps, and must have the bits of the

@@ -14,7 +14,7 @@
 #     steps     ms, launches, waits and memory of a step of recipes, with CUDA graphs and without
 #     peers     the tutorial's speed in a real run beside plain PyTorch, eager and compiled
 #     portable  those of portable arithmetic: one hash on CPU and GPU
-#     cifar10   CIFAR-10 to 94 %, what listeners cost, verify and eval, the speed of the tutorial
+#     cifar10   CIFAR-10 to 94%, what listeners cost, verify and eval, the speed of the tutorial
 #     airbench  the fastest public program for CIFAR-10, if KIT has its file; eager, then compiled
 #     agree     the checks of gpu-check that compare native arithmetic with a CPU
 #     onehash   the one of one hash on several processes

@@ -1,6 +1,6 @@
 """TensorFlow's CIFAR-10 tutorial on TensorFlow 2, for comparison with `cifar10-tutorial`.
 
-Written from its specification, in graph mode, which is 3 % faster than `tf.function` (AMD Zen 4, n
+Written from its specification, in graph mode, which is 3% faster than `tf.function` (AMD Zen 4, n
 2). The records of the binary files are a constant in memory. A shuffled range gives their order,
 and 16 parallel map calls distort them. Batches of 128 are prefetched, two per tower. The towers are
 in one graph. The update is plain gradient descent on the mean of their gradients, followed by the

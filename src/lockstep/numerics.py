@@ -42,7 +42,7 @@ def environment(threads: int) -> dict[str, str]:
         "MKL_CBWR": _mkl_branch(),
         # cuBLAS is deterministic only with a fixed workspace that is set before its first call.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        # Pages of 2 MiB for large tensors save about 5 % of the time of `cifar10`, and change no
+        # Pages of 2 MiB for large tensors save about 5% of the time of `cifar10`, and change no
         # bit.
         "THP_MEM_ALLOC_ENABLE": "1",
         # Tensors stay in the heap of the C library (glibc). To give their memory back and take new

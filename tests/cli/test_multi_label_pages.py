@@ -128,7 +128,7 @@ def test_the_page_marks_thresholds_and_lights_each_label(run, port, page):
             )
             threshold = float(classifier.thresholds[classifier.classes.index(label)])
             assert (line["x"] - scale["x"]) / scale["width"] == pytest.approx(threshold, abs=0.01)
-            assert bar.get_attribute("title") == f"found from {100 * threshold:.1f} % on"
+            assert bar.get_attribute("title") == f"found from {100 * threshold:.1f}% on"
             found = "found" in (bar.get_attribute("class") or "")
             assert found == (card is both and label in prediction.labels)
             assert (fill["width"] >= line["x"] - scale["x"]) == found

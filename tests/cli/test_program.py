@@ -112,7 +112,7 @@ def test_train_then_eval(program, here, tmp_path):
     log, said = (run / "log.txt").read_text().splitlines(), done.stdout.splitlines()
     line = (
         r"\d{4}-.*: step {}, loss = \d\.\d\d \(\d+\.\d examples/sec; 0\.\d{3} sec/batch\), "
-        r"accuracy = \d+\.\d %, epoch = \d+\.\d, lr = \S+, ETA \d+:\d\d"
+        r"accuracy = \d+\.\d%, epoch = \d+\.\d, lr = \S+, ETA \d+:\d\d"
     )
     assert [
         any(re.fullmatch(line.replace("{}", step), one) for one in log) for step in ("10", "240")
@@ -150,8 +150,8 @@ def test_recipes_and_show_round_trip(here, tmp_path):
     assert [line.split()[0] for line in table[1:]] == [*RECIPES]
     cells = [re.split("  +", line) for line in table]
     assert {len(row) for row in cells} == {5}
-    assert all(re.fullmatch(r"\d\d\.\d\d %", row[3]) for row in cells[1:])
-    assert ["digits", "digits", "digits", "99.38 %", "9.73 s"] in cells
+    assert all(re.fullmatch(r"\d\d\.\d\d%", row[3]) for row in cells[1:])
+    assert ["digits", "digits", "digits", "99.38%", "9.73 s"] in cells
     assert "measured on AMD Zen 5, 2 cores, --precision bfloat16: cifar10-tutorial, mnist" in lines
     assert max(map(len, lines[:-1])) <= 80
 

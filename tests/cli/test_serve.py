@@ -165,7 +165,7 @@ def test_a_dropped_or_pasted_picture_shows_classes_with_bars(page, way):
     assert "what the network sees" in text
     bars = page.locator(".bars li")
     assert bars.count() == 5
-    shares = [float(re.search(r"([\d.]+) %", each)[1]) for each in bars.all_inner_texts()]
+    shares = [float(re.search(r"([\d.]+)%", each)[1]) for each in bars.all_inner_texts()]
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) < 101
     widths = [

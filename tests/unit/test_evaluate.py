@@ -270,7 +270,7 @@ def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
                 "training images, and this run has 39",
             ],
         ),
-        # 40 % is exactly half of the best class's share
+        # 40% is exactly half of the best class's share
         ([25, 24], [[80, 20], [60, 40]], None, []),
         (
             [25, 24],
@@ -281,7 +281,7 @@ def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
                 "against 80 of 100",
             ],
         ),
-        # 57 % of 200 have an interval from 50.1 % on.
+        # 57% of 200 have an interval from 50.1% on.
         ([25, 24], [[57, 43], [43, 57]], None, []),
         (
             [25, 24],

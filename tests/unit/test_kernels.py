@@ -24,7 +24,7 @@ from lockstep.schema import load_object
 
 # Relative to the largest value. In float64 only an error in the formula shows. In float32, sums of
 # up to 3000 products and Winograd's transforms lose some of the 24 bits. In bfloat16 every value is
-# rounded to 8 bits (0.4 %), more than once, and Winograd's transforms lose up to 1.3 % of the norm.
+# rounded to 8 bits (0.4%), more than once, and Winograd's transforms lose up to 1.3% of the norm.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 0.05}
 DTYPES = list(TOLERANCE)
 LITE = {"efficientnet-lite0", "efficientnet-lite2"}

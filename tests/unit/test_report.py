@@ -25,7 +25,7 @@ TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
 LINE = (
     TIME
     + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = "
-    r"(\d+\.\d) %, epoch = \d+\.\d, lr = \S+, ETA \d:\d\d$"
+    r"(\d+\.\d)%, epoch = \d+\.\d, lr = \S+, ETA \d:\d\d$"
 )
 
 
@@ -205,7 +205,7 @@ def test_a_stream_and_a_terminal_say_the_same_facts(monkeypatch):
         log.evaluating(9, "test", k / 4)
     step, *evaluating = stream.getvalue().splitlines()
     *_, shown = [frame for frame in frames(line.getvalue()) if "step" in frame and "loss" in frame]
-    facts = ["256.0 examples/sec", "loss = 2.50", "accuracy = 50.0 %", "epoch = 0.0", ", lr = 0."]
+    facts = ["256.0 examples/sec", "loss = 2.50", "accuracy = 50.0%", "epoch = 0.0", ", lr = 0."]
     assert [fact for fact in [*facts, "ETA 0:12"] if fact not in step] == []
     facts = ["256 img/s", "loss 2.500", "acc 50.0%", "epoch 0.0", "  lr 0.", "ETA 0:12"]
     assert [fact for fact in facts if fact not in shown] == []
@@ -233,7 +233,7 @@ def test_lines_of_several_labels_count_exact_matches(tmp_path):
     step_of(log, 0)
     found = found_labels(torch.zeros(4, 2), torch.tensor([[1, 1], [1, 1], [1, 1], [0, 1]]))
     log.evaluation(1, "test", {"raw": Evaluation(4, 3, 0.2, multi_label=found)})
-    assert "exact matches = 50.0 %, epoch" in stream.getvalue()
+    assert "exact matches = 50.0%, epoch" in stream.getvalue()
     assert "exact matches on 4 test images: 75.00%\n" in stream.getvalue()
     assert "exact 50.0%" in line.getvalue()
     assert "accuracy" not in stream.getvalue()

@@ -78,7 +78,7 @@ def test_tables_of_several_origins_have_a_column_of_them():
 @pytest.mark.parametrize(
     ("name", "values", "result"),
     [
-        ("flowers: test accuracy", [0.5, 0.75], ["62.50 %", "2", "50.00 to 75.00"]),
+        ("flowers: test accuracy", [0.5, 0.75], ["62.50%", "2", "50.00 to 75.00"]),
         ("coverage: total time", [2.0, 3.0, 7.0], ["3.00 s", "3", "2.00 to 7.00"]),
         ("`mnist`, 4 towers of 1,024 images: 1 process, ms", [1234.5], ["1,234.5", "1", "one run"]),
         ("two processes / one, a thread each", [1.5], ["1.50 times", "1", "one run"]),

@@ -54,7 +54,7 @@ class ClassRecord(TypedDict, total=False):
         precision: The share right / found.
         recall: The share right / examples.
         f1: The harmonic mean of precision and recall.
-        f1_interval: The 95 % interval of F1.
+        f1_interval: The 95% interval of F1.
         average_precision: The area under the curve of precision over recall.
         threshold: The smallest probability with which a label counts as found.
     """
@@ -85,7 +85,7 @@ class EvaluationRecord:
         examples: The number of examples.
         correct: How many of them are classified correctly.
         accuracy: The share of these, correct / examples.
-        accuracy_interval: The 95 % interval of the accuracy, [low, high], by Wilson's score.
+        accuracy_interval: The 95% interval of the accuracy, [low, high], by Wilson's score.
         loss: The mean cross-entropy; None if it is not finite.
         classes: The result of each class, in order of label.
         confusion: The confusion matrix, a list of rows; the row is the label, the column the

@@ -4,7 +4,7 @@ with a trained head.
 A model file holds the features of a few hundred training images. The score of an image is the
 cosine similarity of its features to the third most similar ones. The threshold is the score that 99
 % of the training images reach, each compared with the others only, but never the lowest score,
-which may belong to an odd image. So about 1 % of new images of the same kind are below the
+which may belong to an odd image. So about 1% of new images of the same kind are below the
 threshold.
 
 Source: the distance to the k-th nearest neighbour, after Sun, Ming, Zhu, Li: Out-of-distribution
@@ -24,7 +24,7 @@ _PREFIX = "unfamiliar/"
 _OTHERS = ("confident/", "multi_label/")
 _REFERENCES = f"{_PREFIX}references"
 _THRESHOLD = f"{_PREFIX}threshold"
-LEAST_IMAGES = 50  # With fewer, more than 4 % of held-out images can be marked.
+LEAST_IMAGES = 50  # With fewer, more than 4% of held-out images can be marked.
 _MOST_IMAGES = 5_000  # that the threshold is computed from, in less than a second
 # They take about 1 MB. With more of them, near duplicates would make the threshold too strict.
 _MOST_REFERENCES = 500

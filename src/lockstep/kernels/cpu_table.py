@@ -59,7 +59,7 @@ def for_this_cpu() -> Choices:
     if not onednn:  # oneDNN computes 5x5 filters there in less time than the transforms take.
         winograd.add((torch.float32, 5))
     # Matrix units make the products so fast that the transforms would take most of the time. In 5x5
-    # filters of bfloat16, the transforms would lose 7 % of the result's norm.
+    # filters of bfloat16, the transforms would lose 7% of the result's norm.
     if "amx_tile" not in flags:
         winograd.add((torch.bfloat16, 3))
     return Choices(dense, onednn, winograd)

@@ -64,7 +64,7 @@ class Plain(Listener):
         self._print(
             f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
             f"({rate}/sec; {event.s_per_step:.3f} sec/batch), {_ACCURACY[event.multi_label]} = "
-            f"{100 * event.accuracy:.1f} %, epoch = {event.epoch:.1f}, "
+            f"{100 * event.accuracy:.1f}%, epoch = {event.epoch:.1f}, "
             f"lr = {event.learning_rate:.2g}, {', '.join([_eta(event), *_busy(event)])}"
         )
 
@@ -175,7 +175,7 @@ class Live(Plain):
                 self._progress.start()
                 # Rich hides it, and a killed program could not show it again
                 self._console.show_cursor(True)
-            # Round down, so that only the end shows 100 %. The addend corrects 100 * 0.29 =
+            # Round down, so that only the end shows 100%. The addend corrects 100 * 0.29 =
             # 28.999...
             text = "  ".join([f"{int(100 * share + 1e-9):3d}%", *parts])
             self._progress.update(self._task, completed=share, text=text, refresh=True)

@@ -39,7 +39,7 @@ from lockstep.kernels.portable import native
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.messages import logger
 
-# counted of an activation: all 4.7 million of the tutorial's first layer would take 2 % of a run
+# counted of an activation: all 4.7 million of the tutorial's first layer would take 2% of a run
 _VALUES = 2**20
 _IMAGES = 3
 _BINS = 64

@@ -66,7 +66,7 @@ class Section(NamedTuple):
 
 
 class Headline(NamedTuple):
-    """What a page says first: a figure such as "99.15 %", a sentence about it, and details (name,
+    """What a page says first: a figure such as "99.15%", a sentence about it, and details (name,
     value).
     """
 

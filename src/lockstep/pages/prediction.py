@@ -42,7 +42,7 @@ class Prediction:
         labels: with multi-label data, the labels whose probability reaches the threshold of their
             class, the most probable first; may be empty. None with single-label data, or if the
             image cannot be read.
-        mark: "unfamiliar" if the image is less like the training images than 99 % of held-out
+        mark: "unfamiliar" if the image is less like the training images than 99% of held-out
             images are (out of distribution), so that its class cannot be trusted. Else "confident"
             if such answers are right at least 95 times in 100, or as often as the classifier was
             asked for, for pictures like the training ones: this was found on held-out training

@@ -28,7 +28,7 @@ def digits() -> Recipe:
     """A small convolutional network, trained in seconds on 1 797 real 8x8 digits that need no
     download.
 
-    Measured: 99.38 % in 9.73 s. This is the mean (99.15 to 99.72 over 10 seeds) and the median,
+    Measured: 99.38% in 9.73 s. This is the mean (99.15 to 99.72 over 10 seeds) and the median,
     7.94 s of it training, on 2 cores of an AMD Zen 4. `python -m benchmarks.measure seeds digits`
     """
     return Recipe(
@@ -57,7 +57,7 @@ def digits() -> Recipe:
 def cifar10() -> Recipe:
     """Trains in minutes on two CPU cores: small images first, a whitened first layer, Muon.
 
-    Measured: 94.07 %. This is the mean (94.02 to 94.12 over 5 seeds; 93.14 % without test-time
+    Measured: 94.07%. This is the mean (94.02 to 94.12 over 5 seeds; 93.14% without test-time
     augmentation), in 241.35 s, 232.19 s of them training (medians), on 2 cores of an AMD Zen 5.
     `lockstep train cifar10`
     """
@@ -91,8 +91,8 @@ def cifar10_tutorial() -> Recipe:
     """TensorFlow's CIFAR-10 tutorial: its network, distortions, loss, schedule and average, with
     the same constants.
 
-    Measured: 86.34 %. The mean of 3 seeds (85.73 to 86.79) by averaged weights, bfloat16, on an
-    AMD Zen 5; with 4 towers 85.06 % after 30,000 steps, 3 seeds (84.83 to 85.34).
+    Measured: 86.34%. The mean of 3 seeds (85.73 to 86.79) by averaged weights, bfloat16, on an
+    AMD Zen 5; with 4 towers 85.06% after 30,000 steps, 3 seeds (84.83 to 85.34).
     `lockstep train cifar10-tutorial --precision bfloat16 --eval-every 5000`
     """
     return Recipe(
@@ -113,7 +113,7 @@ def cifar10_tutorial() -> Recipe:
 def mnist() -> Recipe:
     """TensorFlow-Examples' multi-GPU MNIST: 2 towers of 1 024 images, 200 steps of Adam.
 
-    Measured: 99.39 %. The mean of 3 seeds (99.33 to 99.42), all test images, bfloat16, 2
+    Measured: 99.39%. The mean of 3 seeds (99.33 to 99.42), all test images, bfloat16, 2
     cores of an AMD Zen 5. `lockstep train mnist --precision bfloat16`
     """
     return Recipe(
@@ -135,8 +135,8 @@ def folder() -> Recipe:
 
     The image size, channels, mirror images and length follow the images, unless you set them.
 
-    Measured: 92.45 % of CIFAR-10. All 50,000 images as JPEG files (quality 95); on the
-    first 5,000 of them 81.55 % (means of 3 seeds, bfloat16, 2 cores of an AMD Zen 5). `python -m
+    Measured: 92.45% of CIFAR-10. All 50,000 images as JPEG files (quality 95); on the
+    first 5,000 of them 81.55% (means of 3 seeds, bfloat16, 2 cores of an AMD Zen 5). `python -m
     benchmarks.measure folder 50000`
     """
     return Recipe(
@@ -163,9 +163,9 @@ def folder() -> Recipe:
 def photos() -> Recipe:
     """A new last layer for EfficientNet-lite0 on a folder of photos of your own: in seconds.
 
-    Measured: 94.77 % of ants and bees. Hymenoptera, 2 classes: 94.77 %; flowers, 5:
-    92.17 %; apples, 5: 81.45 %; grocery, 43: 82.05 % (mean of 5 seeds), with calibration errors of
-    2.24 %, 2.23 %, 6.12 % and 1.76 %. All classes are trained alike, however unequal, by priors in
+    Measured: 94.77% of ants and bees. Hymenoptera, 2 classes: 94.77%; flowers, 5:
+    92.17%; apples, 5: 81.45%; grocery, 43: 82.05% (mean of 5 seeds), with calibration errors of
+    2.24%, 2.23%, 6.12% and 1.76%. All classes are trained alike, however unequal, by priors in
     the loss: these were better than weights in the loss (benchmarks/lab-notes.md). The weight decay
     follows the training images, if they are a folder or in memory; those of a function keep that of
     10 classes. `python -m benchmarks.measure photos DIR`
@@ -198,8 +198,8 @@ def photos_tuned() -> Recipe:
 
     The last blocks learn at the full rate, the others at a tenth of it.
 
-    Measured: 94.99 % of ants and bees. Hymenoptera: 94.99 % (94.77 to 95.42, 3 seeds)
-    after 94.77 % of `photos`; flowers: 94.02 % after 92.26 % (one seed). `python -m
+    Measured: 94.99% of ants and bees. Hymenoptera: 94.99% (94.77 to 95.42, 3 seeds)
+    after 94.77% of `photos`; flowers: 94.02% after 92.26% (one seed). `python -m
     benchmarks.measure photos-tuned DIR`
     """
     return photos().replace(

@@ -19,7 +19,7 @@ _PHOTO_PX = 96  # the least median shorter side of photos that the recipe `photo
 # Sizes from 33 to 63 cost more than 64, where the network's first layer has stride 2.
 _SMALL_PX = 32
 # Grey images of `_SMALL_PX` are mostly letters and digits. A mirror turns these into other ones,
-# and a narrower network learns them about as well (2,000 images of MNIST: 98.91 % in place of 99.12
+# and a narrower network learns them about as well (2,000 images of MNIST: 98.91% in place of 99.12
 # %) in less than a third of the time.
 _LETTERS = {
     "augmentation.flip": False,
