@@ -106,7 +106,7 @@ def begun(case, tmp_path_factory):
         write(state, root)
         run, step = Run(root / power.RUN), NO_RUN
         if run.result():
-            assert run.load_weights().path == run.model
+            assert run.read_weights().path == run.model
             step = COMPLETE
         elif (run.path / "recipe.json").exists():
             replica.state.load_state_dict(initial)

@@ -310,7 +310,7 @@ def test_checkpoints_hold_the_head_and_share_the_layers_before(trained_once, tmp
     for damage in (lambda: frozen.write_bytes(frozen.read_bytes()[:-1]), frozen.unlink):
         damage()
         with lockstep_error(r"every checkpoint in .* is damaged"):
-            run.load()
+            run.read_checkpoint()
         with lockstep_error(r"frozen\.safetensors (is damaged|does not exist, so step-000000003)"):
             fit_here(
                 head, run.path, placed(head, Placement(summary_every=0), run.path), resume=True

@@ -147,7 +147,7 @@ def test_a_changed_result_is_a_difference(run):
 def end(run):
     """Return the state at the end of the run, and its evaluations. No step is replayed."""
     replica = Replica(Run(run).recipe(), Placement(device="cpu"), Context())
-    restore(replica, Run(run).load(30))
+    restore(replica, Run(run).read_checkpoint(30))
     return replica, replica.evaluate_all()
 
 

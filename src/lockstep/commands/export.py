@@ -151,8 +151,8 @@ def export(
         numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
     import numpy as np
 
+    from lockstep.classify.classifier import run_of
     from lockstep.classify.export import exported, in_batches, in_float32, loaded, script
-    from lockstep.classify.predict import run_of
     from lockstep.jobs.replica import read_splits, splits_of
 
     text = script().encode()

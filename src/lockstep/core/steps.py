@@ -310,7 +310,7 @@ class Ahead(Steps):
         return self._update(state)
 
     def _vectors(self, state: State) -> list[Tensor]:
-        self._tower.load(state)
+        self._tower.load_parameters(state)
         vectors = []
         for place, number in enumerate(self._reduction.owned):
             own = {name: self._values[name][place] for name in self._drawn}

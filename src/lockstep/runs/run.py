@@ -207,13 +207,13 @@ class Run:
 
         Raises: LockstepError if there is none.
         """
-        return self.model if self.model.is_file() else self.load().path
+        return self.model if self.model.is_file() else self.read_checkpoint().path
 
-    def load_weights(self) -> StateFile:
+    def read_weights(self) -> StateFile:
         """Return what `weights_file` holds. Raises: LockstepError, also if it is damaged."""
-        return statefile.read(self.model) if self.model.is_file() else self.load()
+        return statefile.read(self.model) if self.model.is_file() else self.read_checkpoint()
 
-    def load(self, which: int | Literal["best"] | None = None) -> StateFile:
+    def read_checkpoint(self, which: int | Literal["best"] | None = None) -> StateFile:
         """Return the checkpoint after `which` updates, or the best one; by default the newest valid
         one.
 

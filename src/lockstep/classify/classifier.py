@@ -345,7 +345,7 @@ def weights_of(
             raise _damaged(file, "it does not contain its recipe")
         return validated(Recipe, file.metadata["recipe"]), file
     which = which if step is None else step
-    file = run.load_weights() if which is None else run.load(which)
+    file = run.read_weights() if which is None else run.read_checkpoint(which)
     if file.path != run.model:
         file = replace(
             file,
