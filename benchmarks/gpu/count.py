@@ -8,8 +8,8 @@ Copies, as of the values of a step to the device, are among the launches.
 
 All are means of some steps after the first ones, with what reads them: nothing; the listeners of a
 run, in a step that none of them reads; its log and metrics; its summaries for TensorBoard. The last
-column is the mean of a run: the log every 10 steps, summaries every 100. CASE: see `python -m
-benchmarks.gpu.steps --help`.
+column is the mean of a run: the log every 10 steps, summaries every 100. Of several processes, the
+first is counted; messages are not. CASE: see `python -m benchmarks.gpu.steps --help`.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.stand_ins import Graph
 from benchmarks.gpu.trial import Facts, Table, replica, simulated_gpu
+from lockstep.core.group import Group
 from lockstep.core.steps import Observer
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
@@ -67,6 +68,13 @@ READERS: dict[str, Facts | None] = {
     "summarised": {"log_every": _NEVER, "summary_every": 1},
 }
 HEAD = ["case", "operators", "copies", "launches", *[*READERS][1:], "in a run"]
+
+
+class First(Group):
+    """The first of several processes. What the others send is zero."""
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
 
 
 class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -109,18 +117,18 @@ def _of_lists(name: str, args: Any) -> int:
     return 1 if alike else len(lists[0])
 
 
-def counted(case: str, as_graph: bool = True) -> Facts:
-    """Return operators, copies and launches of a step of `case`, for each of READERS, and the most
-    frequent launches without one.
+def counted(case: str, as_graph: bool = True, processes: int = 1) -> Facts:
+    """Return operators, copies and launches of a step of `case` in the first of the processes, for
+    each of READERS, and the most frequent launches without one.
     """
     found = {}
     for name, options in READERS.items():
         with simulated_gpu(), tempfile.TemporaryDirectory() as folder:
             steps = _BEFORE + _COUNTED + 3  # All listeners read the last one.
             changes = {"arithmetic": "native", "steps": steps}
-            trained = replica(
-                case, torch.device("cpu"), 300, changes, graphs=as_graph, **(options or {})
-            )
+            placement = {"graphs": as_graph, **(options or {})}
+            group = First(processes)
+            trained = replica(case, torch.device("cpu"), 300, changes, group, **placement)
             with _updates(trained, Path(folder) / "run", options is not None) as updates:
                 found[name] = _means(updates)
     launches = {name: facts["launches"] for name, facts in found.items()}
@@ -172,13 +180,14 @@ def main() -> None:
     )
     parser.add_argument("cases", nargs="*", default=CASES)
     parser.add_argument("--by-kernels", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument(
         "--out", type=Path, default=Path("gpu-results"), help="folder of the record"
     )
     args = parser.parse_args()
     table = Table("gpu-count", HEAD, args.out)
     for case in args.cases:
-        table.add([case], partial(counted, case, not args.by_kernels), row)
+        table.add([case], partial(counted, case, not args.by_kernels, args.processes), row)
     sys.exit(table.failed)
 
 

@@ -11,7 +11,7 @@
 # PART:
 #     facts     GPU, driver and versions, and what Lockstep needs and this machine lacks
 #     graphs    the checks of gpu-check of CUDA graphs: they leave the weights that kernels leave
-#     steps     ms, launches, waits and memory of a step of recipes, with CUDA graphs and without
+#     steps     ms, launches, waits and memory of a step of recipes; also by kernels, and with towers side by side
 #     peers     the tutorial's speed in a real run beside plain PyTorch, eager and compiled
 #     portable  those of portable arithmetic: one hash on CPU and GPU
 #     cifar10   CIFAR-10 to 94%, what listeners cost, verify and eval, the speed of the tutorial
@@ -84,7 +84,7 @@ if [ -n "$KIT" ] && ls "$KIT"/cifar-[ab].zip > /dev/null 2>&1; then
   part data $PY -m benchmarks.gpu.packed unpack "$KIT" "$DATA"
 fi
 gpu_check=($PY -m benchmarks.gpu_check --jobs "$JOBS")
-bits=(); steps=(--also graphs=false); peers=(--runs "$RUNS"); cifar10=(--runs "$RUNS"); airbench=(); checks=()
+bits=(); steps=(--also graphs=false side_by_side=true); peers=(--runs "$RUNS"); cifar10=(--runs "$RUNS"); airbench=(); checks=()
 # Each call may bring one part of the data. Without the other one, as on another machine, images are random.
 if [ -d "$DATA" ]; then
   export LOCKSTEP_DATA=$PLACE/data
@@ -93,7 +93,7 @@ if [ -d "$DATA" ]; then
 fi
 if [ "$REHEARSE" = 1 ]; then
   bits=(digits,batch=16 --steps 1)
-  steps=(digits,batch=8 cifar10-tutorial,batch=8 --also graphs=false)
+  steps=(digits,batch=8 cifar10-tutorial,batch=8 --also graphs=false side_by_side=true)
   steps+=(--warm 4 --steps 2 --profiled 1 --examples 100)
   peers+=(--batches 8 --steps 4 --warm 2)
   cifar10+=(--dataset benchmarks.gpu_check:colour32 --precision float32 --batch 8 --steps 2)

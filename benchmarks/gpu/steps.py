@@ -1,10 +1,10 @@
 """A step of recipes on a GPU: `python -m benchmarks.gpu.steps [CASE...] [--also NAME=VALUE...]`.
 
 CASE is a recipe and settings that differ, as "cifar10,precision=bfloat16,towers=1". --also measures
-each case in a second placement too, which must leave the same weights. Steps are those of the
-training loop in one process, on random images and without listeners. Where there is no GPU, the CPU
-stands in for one, which rehearses this program: it captures and replays CUDA graphs, but launches
-no kernels.
+each case in other placements too, each by one setting, which must leave the same weights. Steps are
+those of the training loop in one process, on random images and without listeners. Where there is no
+GPU, the CPU stands in for one, which rehearses this program: it captures and replays CUDA graphs,
+but launches no kernels.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.autograd.profiler_util import FunctionEvent
@@ -170,7 +169,7 @@ def main() -> None:
     )
     parser.add_argument("cases", nargs="*", default=CASES)
     parser.add_argument(
-        "--also", nargs="+", default=[], metavar="NAME=VALUE", help="settings of a second placement"
+        "--also", nargs="+", default=[], metavar="NAME=VALUE", help="another placement each"
     )
     parser.add_argument("--warm", type=int, default=15, help="steps that are not measured")
     parser.add_argument("--steps", type=int, default=60, help="steps that are measured")
@@ -182,9 +181,9 @@ def main() -> None:
         "--out", type=Path, default=Path("gpu-results"), help="folder of the record"
     )
     args = parser.parse_args()
-    placements: dict[str, Any] = {"default": {}}
-    if args.also:
-        placements[" ".join(args.also)] = parse(args.also, {})
+    placements: dict[str, Facts] = {"default": {}} | {
+        setting: parse([setting], {}) for setting in args.also
+    }
     table = Table("gpu-steps", HEAD, args.out)
     with contextlib.nullcontext() if torch.cuda.is_available() else simulated_gpu():
         for case in args.cases:

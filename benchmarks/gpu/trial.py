@@ -18,6 +18,7 @@ from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
 from lockstep.core import loop
 from lockstep.core.captured import obstacle
+from lockstep.core.group import Group
 from lockstep.core.tower import Tower
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.context import Context
@@ -31,9 +32,14 @@ NAMES = [name for name in RECIPES if get_recipe(name).init_sha256 is None]
 
 
 def replica(
-    case: str, device: torch.device, examples: int, changes: Facts, **placement: Any
+    case: str,
+    device: torch.device,
+    examples: int,
+    changes: Facts,
+    group: Group | None = None,
+    **placement: Any,
 ) -> Replica:
-    """Return a replica of `case` on at least `examples` random images, in this process.
+    """Return a replica of `case` on at least `examples` random images, in this process of `group`.
 
     case: the name of a recipe, and settings that differ, as in
     "cifar10,precision=bfloat16,towers=1". changes, placement: settings that differ in every case.
@@ -45,9 +51,8 @@ def replica(
     recipe = make(fields, full_size | changes, parse(settings, {}))
     numerics.configure(recipe.threads_per_tower, recipe.exact)
     splits = invented.load(recipe.dataset, max(examples, recipe.batch), recipe.image_px)
-    return Replica(
-        recipe, Placement(device=device.type, **placement), Context(device=device), splits
-    )
+    context = Context(device=device, group=group or Group())
+    return Replica(recipe, Placement(device=device.type, **placement), context, splits)
 
 
 @contextlib.contextmanager

@@ -79,6 +79,8 @@ def test_a_count_has_the_launches_of_each_tower_one_update_and_each_listener():
     )
     graphs = count.counted("digits,batch=8,towers=2")
     assert graphs["with_readers"]["logged"] <= 3
+    of_two = count.counted("digits,batch=8,towers=2", processes=2)
+    assert of_two["with_readers"]["logged"] <= 6
     assert 0 < one["copies"] < one["launches"] < one["operators"]
     assert one["launches"] < two["launches"] < 2 * one["launches"]
     assert two["most"]["convolution"] == 2 * one["most"]["convolution"]

@@ -7,7 +7,7 @@ from signal import SIGINT
 import numpy as np
 import pytest
 import torch
-from benchmarks.gpu.stand_ins import Graph, graphs_of_a_gpu, operators_of_a_gpu
+from benchmarks.gpu.stand_ins import Graph, Stream, graphs_of_a_gpu, operators_of_a_gpu
 from tests.helpers import labelled, parts, recipe_with
 from tests.images import noise
 
@@ -101,6 +101,18 @@ def test_graphs_have_the_bits_of_kernels_and_of_a_host_that_takes_part(changes):
     assert same(state.state_dict(), kernels)
     assert same(trained(STEPS, at_once, changes, ahead=False), kernels)
     assert log.losses == at_once.losses
+
+
+def test_towers_side_by_side_have_the_bits_of_one_after_the_other():
+    changes = {"towers": 4, "weight_decay": {}}
+    in_turn = trained(changes=changes)
+    main, replays = Stream.current, Graph.replays
+    Stream.waits.clear()
+    assert same(trained(changes=changes, side_by_side=True), in_turn)
+    assert Graph.replays == 2 * replays
+    begun = [stream for stream, other in Stream.waits if stream is not main]
+    assert len({*begun}) == 1 + 3  # the stream of the graphs, and those of the towers
+    assert {*begun} <= {other for stream, other in Stream.waits}
 
 
 def test_portable_adam_has_the_bits_of_a_host_that_takes_part():

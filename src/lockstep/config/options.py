@@ -47,6 +47,7 @@ class PlacementOptions(TypedDict, total=False):
     device: str | None
     reduction: Literal["tree", "allreduce"] | None
     graphs: bool | None
+    side_by_side: bool | None
     log_every: int | None
     save_every: int | None
     save_every_s: float | None

@@ -57,6 +57,8 @@ class Placement(Settings):
         reduction: How the vectors of the towers are added: tree, or allreduce, which is not exact.
             Default: tree.
         graphs: On a GPU, launch a step as one CUDA graph where that keeps its bits. Default: on.
+        side_by_side: On a GPU, compute the towers of a process at the same time, each with a copy
+            of the network, where steps are CUDA graphs. Default: off.
         log_every: Steps between two lines of the log. Default: 10 in log.txt, and a line every 10
             seconds elsewhere.
         save_every: Steps between two checkpoints. Default: 1000.
@@ -77,6 +79,7 @@ class Placement(Settings):
     device: Annotated[str, _DEVICE] = "auto"
     reduction: Literal["tree", "allreduce"] = "tree"
     graphs: bool = True
+    side_by_side: bool = False
     log_every: int | None = Field(None, ge=1)
     save_every: int = Field(1000, ge=1)
     save_every_s: float = Field(30.0, ge=0)

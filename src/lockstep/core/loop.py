@@ -22,6 +22,7 @@ def updates(
     boundary: Callable[[int], bool] = lambda updates: True,
     ahead: bool = False,
     as_graph: bool = True,
+    side_by_side: bool = False,
 ) -> Generator[Requests]:
     """Train `state`, in place, to the last step of the tower's bound recipe. Yield after every
     update.
@@ -31,13 +32,13 @@ def updates(
     what is done, and adds up the seconds of each activity.
 
     With `ahead`, in all processes or none, a GPU computes a step while the host reads the one
-    before: as CUDA graphs if `as_graph`. Then `state` is that of the item only after as many
-    updates as `boundary` names, equally in all processes, and after a request, on which the loop
-    acts one step later.
+    before: as CUDA graphs if `as_graph`, and its towers at the same time if `side_by_side`. Then
+    `state` is that of the item only after as many updates as `boundary` names, equally in all
+    processes, and after a request, on which the loop acts one step later.
     Raises: NonFiniteError, in every process at the same step; `state` is then as before the step.
     """
     bound, monitor = tower.bound, log.monitor
-    make = partial(Ahead, as_graph=as_graph) if ahead else AtOnce
+    make = partial(Ahead, as_graph=as_graph, side_by_side=side_by_side) if ahead else AtOnce
     steps = make(dataset, tower, reduction, state, log, poll_requests)
     waiting: Callable[[], Requests] | None = None
     monitor.warming_up = True  # The first step of a session takes longer than the others.

@@ -4,7 +4,7 @@ The order of the additions is that of the canonical tree (tree.py), two vectors 
 many processes there are. So the sum has the same bits on any number of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
@@ -83,6 +83,26 @@ class Reduction:
         else:
             self._node.add(vector)
 
+    def node_sums(self, vectors: Iterable[Tensor]) -> list[Tensor]:
+        """Return the sums [n] of this process's nodes, of the vectors of all its towers. The
+        additions are in place.
+
+        A CUDA graph may repeat it, because it keeps nothing. `total_of` takes its result.
+        """
+        remaining = iter(vectors)
+        sums = []
+        for low, high in self._nodes:
+            node = NodeSum()
+            for _ in range(low + 1, high):
+                node.add(next(remaining))
+            sums.append(node.finished_with(next(remaining), slice(None)))
+        return sums
+
+    def total_of(self, sums: Iterable[Tensor]) -> Tensor:
+        """Return the `total` from the `node_sums` of this process."""
+        *self._sums, self._last = map(self._group.exchanged, sums)
+        return self.total()
+
     def total(self) -> Tensor:
         """Return the sum [n] of the vectors of all towers, with the same bits in every process.
 
@@ -143,14 +163,14 @@ class Reduction:
         """Overwrite `total` [n] with the sum of all nodes, of which this process has `values` [n],
         from the level number `depth` on.
         """
-        if depth == len(self._levels):
-            total.copy_(add_nodes((0, self._towers), values))
-            return
         level = self._levels[depth]
         transport = self._transports[depth]
         own = level.slices(total.numel())[level.place]
         slices = {node: value[own] for node, value in values.items()}
         slices |= transport.collect(level, part, list(values.values()))
-        sums = {node: add_nodes(node, slices) for node in level.sums}
-        self._exchange(depth + 1, part, sums, total[own])
+        if depth + 1 == len(self._levels):
+            add_nodes((0, self._towers), slices, total[own])
+        else:
+            sums = {node: add_nodes(node, slices) for node in level.sums}
+            self._exchange(depth + 1, part, sums, total[own])
         transport.give_back(level, part, total)

@@ -4,7 +4,7 @@
 and the flags of a step are read while the next one is computed. Both make the same update.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -206,14 +206,19 @@ class Ahead(Steps):
     computed.
     """
 
-    def __init__(self, *args: Any, as_graph: bool) -> None:
-        """Compute kernel by kernel, with the same bits, unless `as_graph`."""
+    def __init__(self, *args: Any, as_graph: bool, side_by_side: bool) -> None:
+        """Compute kernel by kernel, with the same bits, unless `as_graph`; and one tower after the
+        other unless `side_by_side`.
+        """
         super().__init__(*args)
         recipe, owned = self._recipe, self._reduction.owned
+        others = owned[1:] if side_by_side else ()
+        self._towers = [self._tower, *(self._tower.copy() for _ in others)]
+        self._streams = [torch.cuda.Stream() for _ in others]  # type: ignore[no-untyped-call]
         captured = partial(Captured, "steps", exact=recipe.exact, as_graph=as_graph)
         self._whole = captured(self._compute_all, changes=self._changes)
         update = captured(self._update, changes=self._changes_and_total)
-        self._parts = captured(self._vectors), update
+        self._parts = captured(self._node_sums), update
         self._is_whole = len(owned) == recipe.towers
         flags = torch.zeros(len(owned), len(Requests().flags()), dtype=torch.bool)
         marks = torch.eye(recipe.towers, dtype=torch.bool)[owned.start : owned.stop]
@@ -280,12 +285,12 @@ class Ahead(Steps):
             if self._is_whole:
                 numbers = self._whole(state, key=size, capture=capture)
             else:
-                vectors, update = self._parts
-                total = self._sum(vectors(state, key=size, capture=capture))
-                same = self._total.shape == total.shape
-                self._total = (
-                    self._total.copy_(total) if same else total.to(state.device, copy=True)
-                )
+                node_sums, update = self._parts
+                total = self._reduction.total_of(node_sums(state, key=size, capture=capture))
+                if self._total.shape != total.shape:
+                    self._total = total.to(state.device)
+                elif self._total.data_ptr() != total.data_ptr():
+                    self._total.copy_(total)
                 numbers = update(state, key=size, capture=capture)
             read_back = ReadBack(numbers)
         return partial(self._told, step, read_back)
@@ -306,25 +311,31 @@ class Ahead(Steps):
     # repeat it.
 
     def _compute_all(self, state: State) -> list[Tensor]:
-        self._total = self._sum(self._vectors(state))
+        self._total = self._reduction.total_of(self._node_sums(state))
         return self._update(state)
 
-    def _vectors(self, state: State) -> list[Tensor]:
-        self._tower.load_parameters(state)
-        vectors = []
-        for place, number in enumerate(self._reduction.owned):
-            own = {name: self._values[name][place] for name in self._drawn}
-            if self._pixels is not None:
-                own["pixels"] = self._pixels[place]
-            shard = self._dataset.shard(self._plan, number, own)
-            flags, keys = (self._values[name][place] for name in ("flags", "keys"))
-            vectors.append(self._tower.vector(state, shard, flags, keys))
-        return vectors
+    def _node_sums(self, state: State) -> list[Tensor]:
+        return self._reduction.node_sums(self._vectors(state))
 
-    def _sum(self, vectors: Sequence[Tensor]) -> Tensor:
-        for vector in vectors:
-            self._reduction.add(vector)
-        return self._reduction.total()
+    def _vectors(self, state: State) -> Iterator[Tensor]:
+        main = torch.cuda.current_stream()
+        # A tower has a stream of its own if all are computed side by side.
+        lanes = [*zip(self._towers, [main, *self._streams], strict=True)]
+        for tower, stream in lanes:
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                tower.load_parameters(state)
+        for place, number in enumerate(self._reduction.owned):
+            tower, stream = lanes[place % len(lanes)]
+            with torch.cuda.stream(stream):
+                own = {name: self._values[name][place] for name in self._drawn}
+                if self._pixels is not None:
+                    own["pixels"] = self._pixels[place]
+                shard = self._dataset.shard(self._plan, number, own)
+                flags, keys = (self._values[name][place] for name in ("flags", "keys"))
+                vector = tower.vector(state, shard, flags, keys)
+            main.wait_stream(stream)
+            yield vector
 
     def _update(self, state: State) -> list[Tensor]:
         values, total = self._values, self._total

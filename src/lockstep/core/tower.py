@@ -1,6 +1,7 @@
 """Tower: one equal share of each batch, computed with the same weights; the unit of numerics."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import numpy as np
 import torch
@@ -74,10 +75,16 @@ class Tower:
             _seed_generators(self._seed(step, shard.tower), device)
         return self.vector(state, shard, self._flags_and_tower[key], _NO_KEYS, on_part)
 
+    def copy(self) -> "Tower":
+        """Return a tower with a copy of the network, which computes beside this one."""
+        return Tower(self.bound, deepcopy(self._network))
+
     def keys(self, step: int, tower: int) -> NDArray[np.int64]:
         """Return the keys of the random numbers that a tower draws, for `vector`: int64 [n]."""
+        if not self._network.draws:
+            return np.empty(0, np.int64)
         generator = torch.Generator().manual_seed(self._seed(step, tower))
-        return draws.keys(_DRAWS * self._network.draws, generator)
+        return draws.keys(_DRAWS, generator)
 
     def _seed(self, step: int, tower: int) -> int:
         return rng.seed_for(self.bound.recipe.seed, "dropout", step, tower)

@@ -85,13 +85,15 @@ class NodeSum:
         return total
 
 
-def add_nodes(node: Node, values: "dict[Node, Tensor]") -> "Tensor":
+def add_nodes(node: Node, values: "dict[Node, Tensor]", out: "Tensor | None" = None) -> "Tensor":
     """Return the sum of `node` from the `values` of nodes that together cover it. The additions are
-    in place.
+    in place, except for the last one if it is into `out`.
     """
+    import torch  # The launcher uses this module, too.
+
     if node in values:
         return values[node]
     low, high = node
     between = middle(low, high)
-    left = add_nodes((low, between), values)
-    return left.add_(add_nodes((between, high), values))
+    left, right = (add_nodes(one, values) for one in ((low, between), (between, high)))
+    return torch.add(left, right, out=left if out is None else out)

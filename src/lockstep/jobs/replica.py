@@ -237,6 +237,7 @@ class Replica:
             boundary=boundary,
             ahead=not self.group.gather(torch.tensor([int(bool(obstacles))])).any(),
             as_graph=self.placement.graphs,
+            side_by_side=self.placement.side_by_side,
         )
 
     def evaluate(
