@@ -152,4 +152,4 @@ def test_mpi_starts_the_processes(hosts, tmp_path, alone, command, program):
     assert started.returncode == 0, errors
     result = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
     assert (result["processes"], result["weights_sha256"]) == (4, alone)
-    assert "2 hosts" in errors
+    assert "  hosts    2; each step exchanges " in errors

@@ -102,8 +102,9 @@ class World:
         connect.
         """
         if file := variables.get(RENDEZVOUS):
-            numbers = (int(variables[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-            return World("", *numbers, Path(file))
+            own = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+            process, processes, local = (int(variables[name]) for name in own)
+            return World("", process, processes, local, Path(file))
         elastic, served = _ELASTIC in variables, variables.get(_SERVED) == "True"
         # Batch scripts export WORLD_SIZE alone, for programs that want it, so a launcher with both
         # numbers comes first.
