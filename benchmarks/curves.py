@@ -123,7 +123,7 @@ def measure() -> Measured:
         if len(hashes) > 1 or len(curves) > 1:
             raise SystemExit(f"the runs differ: {sorted(hashes)}")
     command = [sys.executable, "-m", "benchmarks.peers.ddp_drift"]
-    peer: dict[str, Any] = {str(n): record_of([*command, n]) for n in PROCESSES}
+    peer: dict[str, Any] = {str(n): record_of([*command, n])["losses"] for n in PROCESSES}
     return Measured(list(curves.pop()), hashes.pop(), killed, resumed, peer)
 
 

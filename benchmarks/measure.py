@@ -51,7 +51,15 @@ Figures = dict[str, float]
 PRECISION = resolve(get_recipe("cifar10-tutorial").replace(precision="auto"), "cpu")[0].precision
 TUTORIAL = ("cifar10-tutorial", "--precision", PRECISION)
 
-PERCENT = ("accuracy", "calibration error", "coverage", "exchanged labels", "F1", "marked")
+PERCENT = (
+    "accuracy",
+    "calibration error",
+    "coverage",
+    "exchanged labels",
+    "F1",
+    "marked",
+    "another answer",
+)
 
 
 class Call(NamedTuple):
@@ -400,6 +408,24 @@ def portable_accuracy(call: Call) -> Figures:
     }
 
 
+def drift(call: Call) -> Figures:
+    """How many of CIFAR-10's test images get another answer than on one process from a network that
+    PyTorch DDP has trained on two or four, a seed a round.
+    """
+    program = [sys.executable, "-m", "benchmarks.peers.ddp_drift"]
+    one, *others = (
+        record_of([*program, n, *data_option(call.data), "--seed", call.number])["answers"]
+        for n in (1, 2, 4)
+    )
+    return {
+        f"PyTorch DDP on {n} processes: another answer than on one": sum(
+            answer != of_one for answer, of_one in zip(answers, one, strict=True)
+        )
+        / len(one)
+        for n, answers in zip((2, 4), others, strict=True)
+    }
+
+
 def portable_cost(call: Call) -> Figures:
     """Milliseconds of a step of one tower of the recipe WHAT in both arithmetics, with one
     thread.
@@ -443,6 +469,7 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
     "overhead": (overhead, 5),
     "processes": (processes, 3),
     "start": (start, 5),
+    "drift": (drift, 3),
     "seeds": (seeds, 10),
     "photos": (photos, 5),
     "networks": (networks, 5),
