@@ -16,7 +16,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from lockstep import hardware
 from lockstep.errors import ENVIRONMENT, LockstepError, option
 from lockstep.messages import waiting
 from lockstep.text import duration, few
@@ -124,6 +123,8 @@ class World:
         """Return the variables of each worker that this program starts, by its number: of its own
         in an outer launch, otherwise of all `processes`, which meet in the file `meeting`.
         """
+        from lockstep import hardware  # imports psutil, for which no --help waits
+
         if self.launcher:  # whose variables number the worker
             return {self.process: {RENDEZVOUS: "", _SERVED: str(self.served)}}
         # They meet in a file, so no port can be in use already, and listen only where no other host
