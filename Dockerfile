@@ -1,5 +1,5 @@
 # Lockstep in a container. docs/usage.md has the commands. Not yet built: tests/unit/test_contributing.py reads the file.
-ARG PYTHON=3.13
+ARG PYTHON=3.11
 FROM python:${PYTHON}-slim
 
 # The CPU build of PyTorch. --build-arg TORCH_INDEX=https://pypi.org/simple takes the CUDA build, several GB.

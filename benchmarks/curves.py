@@ -180,7 +180,7 @@ def _loss(measured: Measured) -> list[str]:
     steps = len(measured.losses)
     parts = [
         label(16, 27, "Four runs, one line", "title"),
-        label(16, 46, f"Training loss of lockstep train digits, mean of {MEAN} steps"),
+        label(16, 46, f"Cross-entropy of lockstep train digits in training, mean of {MEAN} steps"),
         *_axes(TOP, HEIGHT, -3, 1, 1, steps),
     ]
     for at, what in (

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import textwrap
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -95,7 +96,7 @@ def _wrapped(row: str) -> list[str]:
     return (
         [row]
         if "\x1b" in row or not row
-        else [row[i : i + COLUMNS] for i in range(0, len(row), COLUMNS)]
+        else textwrap.wrap(row, COLUMNS, replace_whitespace=False, subsequent_indent=" " * 13)
     )
 
 
@@ -264,10 +265,10 @@ def step() -> str:
     ]
     middle = (centres[0] + centres[3]) / 2
     rows = {  # y, and what happens there; a slash breaks the line
-        "plan": (24, "of seed and step"),
+        "plan": (24, "from seed and step"),
         "shard": (112, "gather, augment"),
         "tower": (186, "forward, backward"),
-        "vector": (260, "sums of gradients,/loss"),
+        "vector": (260, "gradients and loss,/summed"),
         "tree": (358, "add in one/fixed tree"),
         "total": (432, "the same bits/in every process"),
         "update": (520, "one update, made/by every process"),

@@ -128,7 +128,7 @@ def test_the_python_of_a_page_runs(page, place, monkeypatch, trained_once):
     monkeypatch.setattr(shell, "submit", inline(shell.submit))
     names = {"__name__": "__main__"}
     for block in (block for _, block in SHELL if (block.page, block.language) == (page, "python")):
-        for opened in re.findall(r'open\("runs/(\w+)"\)', block.text):
+        for opened in re.findall(r'(?:open|load)\("runs/(\w+)"\)', block.text):
             train(name=opened)
         if named := re.match(r"# (\w+\.py)\n", block.text):
             Path(named[1]).write_text(block.text)

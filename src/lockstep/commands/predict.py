@@ -111,8 +111,8 @@ def predict(
     Each image gets a line with its path, its class and the probability of that class. A run that
     was trained on the features of a pretrained network, on at least 50 images, also says how far to
     trust the answer. Confident answers are meant to be right at least 95 times in 100, for pictures
-    like the training images. Other answers are unsure. An image is unfamiliar if it resembles none
-    of the training images: do not trust its class.
+    like the training images. Other answers are unsure. An image is unfamiliar if it is less like
+    the training images than 99 in 100 of the held-out ones: do not trust its class.
 
     Images come in the order in which they are given, and the images of a folder sorted by name.
     Each is prepared as in an evaluation and computed alone, so its probabilities have the same bits

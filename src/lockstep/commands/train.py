@@ -6,8 +6,8 @@ Examples:
   lockstep train                                digits, on up to 4 cores
   lockstep train photos/                        your images, in photos/cats, photos/dogs, ...
   lockstep train photos/ --model timm:resnet50  the same, with the features of another network
-  lockstep train mnist --precision bfloat16 --data ~/mnist
-  lockstep train cifar10-tutorial --towers 2 --steps 2000 --name try
+  lockstep train mnist --data ~/mnist
+  lockstep train cifar10-tutorial --towers 2 --epochs 10 --name try
   lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant
   lockstep train --init runs/try --epochs 20    a new run from the final weights of another
   lockstep train runs/try --resume              after Ctrl-C, on any number of processes
@@ -79,14 +79,14 @@ def train(
         quiet: Print only errors. log.txt still has everything.
         **options: Settings by name: `epochs`, `lr`, `seed`, `towers`, `processes`, `device` and so
             on; None leaves the default. `model` and `dataset` also take a function of yours, if it
-            is defined in a file. The user guide describes all options.
+            is defined in a file. docs/settings.md describes all options.
 
     Returns:
         The run. After Ctrl-C, or the interrupt of a notebook, its state is saved, `run.complete` is
         False, and `train(run, resume=True)` continues it. Under an outer launcher (Ray Train,
         torchrun, srun, mpirun), all programs call this function with the same arguments, and each
         starts one worker process. Process 0 returns the run. The other programs get None, because
-        only the host of process 0 has the folder; the return type does not show this None.
+        only the host of process 0 has the folder. The type is Run for all of them.
 
     Raises:
         LockstepError: Anything that you can fix, such as an unknown option, missing data or a loss
