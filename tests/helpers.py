@@ -1,7 +1,10 @@
 """Functions and constants that several test modules use."""
 
+import contextlib
 import json
 import math
+import os
+import resource
 import socket
 import threading
 from typing import NamedTuple
@@ -223,3 +226,15 @@ def read_json(path):
 def read_rows(path):
     """Return the rows of a file that has a JSON object in each line."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@contextlib.contextmanager
+def many_open_files():
+    """Keep more files open within the context than select() can wait for."""
+    with contextlib.ExitStack() as stack:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], 2048), limit[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
+        for _ in range(1100):
+            stack.enter_context(open(os.devnull))
+        yield

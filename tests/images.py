@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lockstep.data import folder
+from lockstep.data.folder import read_folder
 from lockstep.pictures import survey
 from lockstep.pictures.decode import Decoding
 
@@ -97,4 +97,4 @@ def load_folder(
 ):
     """The datasets of a folder, which is read as training reads it; `how` is for `survey_folder`."""
     found = survey.survey_folder(root, test_share, fit=fit, **how)
-    return folder.load(found.require_sound().examples(), Decoding(image_px, grey, fit))
+    return read_folder(found.require_sound().examples(), Decoding(image_px, grey, fit))

@@ -6,15 +6,20 @@ from pathlib import Path
 from signal import Signals
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
+from lockstep.data import arrays
 from lockstep.errors import SIGNAL_BASE
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import Output, TrainSpec
 from lockstep.jobs.train import StoppedError, train
 from lockstep.runs import statefile
+from tests.helpers import recipe_with
+from tests.images import noise
 
 
 class Outcome(NamedTuple):
@@ -69,3 +74,27 @@ def change_checkpoint(run: Path, step: int, name: str, element: int) -> None:
         tensors[name].view(-1).view(torch.int32)[element] ^= 1
 
     change_state(state_path(run, step), flip)
+
+
+def stripes(count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return images [count, 8, 8, 1], and which of three sets of their columns are bright
+    [count, 3].
+    """
+    labels = noise(3, count, 3) % 2
+    light = labels.repeat(2, 1)[:, [*range(6), 0, 1], None][:, None]
+    return noise(4, count, 8, 8, 1) // 4 + 150 * light, labels
+
+
+def recipe_of_stripes(count: int, tests: int, classes: list[str], **changes: object) -> Recipe:
+    """Return a recipe that finds the labels of `stripes`, of which the last `tests` are test
+    images.
+    """
+    images, labels = stripes(count)
+    data: dict[str, Any] = {
+        "train": (images[:-tests], labels[:-tests]),
+        "test": (images[-tests:], labels[-tests:]),
+        "classes": classes,
+    }
+    own = {"dataset": "memory", "dataset_sha256": arrays.store(data, None), "multi_label": True}
+    own |= {"portable": False, "augmentation": "plain", "batch": 40}
+    return recipe_with("digits", own | changes)

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lockstep.data import fetch
-from lockstep.data.catalog import Archive, Source
+from lockstep.data.catalog import Archive, DatasetFiles
 from lockstep.errors import LockstepError
 
 Answer = bytes | int | Callable[["Handler"], None]
@@ -137,9 +137,11 @@ def archive(name: str, body: bytes, *bases: str) -> Archive:
     return Archive(name, bases, len(body), hashlib.sha256(body).hexdigest())
 
 
-def toy(body: bytes, *bases: str, name: str = "toy.tar.gz") -> Source:
+def toy(body: bytes, *bases: str, name: str = "toy.tar.gz") -> DatasetFiles:
     """Return a dataset of two files in one archive."""
-    return Source("toy", (("a.bin",), ("b.bin",)), ("toy-files",), (archive(name, body, *bases),))
+    return DatasetFiles(
+        "toy", (("a.bin",), ("b.bin",)), ("toy-files",), (archive(name, body, *bases),)
+    )
 
 
 _NOISE = hashlib.shake_128(b"toy").digest(100_000)  # does not compress

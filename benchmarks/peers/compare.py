@@ -97,23 +97,6 @@ def programs(args: argparse.Namespace) -> dict[str, Callable[[], Record]]:
     return runs
 
 
-def peer_options(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with --data, which is required unless LOCKSTEP_DATA names a folder, and
-    --tensorflow.
-    """
-    parser, known = (
-        argparse.ArgumentParser(description=description),
-        os.environ.get("LOCKSTEP_DATA"),
-    )
-    parser.add_argument(
-        "--data", type=Path, default=known, required=not known, help="default: LOCKSTEP_DATA"
-    )
-    parser.add_argument(
-        "--tensorflow", default=sys.executable, metavar="PYTHON", help="a Python with tensorflow"
-    )
-    return parser
-
-
 def refuse_without(python: str) -> None:
     """Raise a SystemExit that says what to do, if `python` cannot import tensorflow. See `warn`."""
     warn()
@@ -190,7 +173,13 @@ def shown(found: Record, form: str, key: str) -> str:
 
 
 def main() -> None:
-    parser = peer_options(__doc__)
+    parser, known = argparse.ArgumentParser(description=__doc__), os.environ.get("LOCKSTEP_DATA")
+    parser.add_argument(
+        "--data", type=Path, default=known, required=not known, help="default: LOCKSTEP_DATA"
+    )
+    parser.add_argument(
+        "--tensorflow", default=sys.executable, metavar="PYTHON", help="a Python with tensorflow"
+    )
     parser.add_argument("model", choices=("cifar10-tutorial", "mnist"))
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()

@@ -131,9 +131,7 @@ def batches(args: argparse.Namespace, channels_last: bool) -> Iterator[tuple[Ten
     """Yield this process's batches without end."""
     dataset = Digits(args.data) if args.model == "mnist" else Cifar(args.data)
     sampler: DistributedSampler[Any] = DistributedSampler(dataset)
-    loader = DataLoader(
-        dataset, args.batch, sampler=sampler, num_workers=args.workers, drop_last=True
-    )
+    loader = DataLoader(dataset, args.batch, sampler=sampler, drop_last=True)
     for epoch in range(10**6):
         sampler.set_epoch(epoch)
         for images, labels in loader:
@@ -151,9 +149,6 @@ def main() -> None:
         "--intervals", type=int, default=5, help="number of timed intervals, after one untimed"
     )
     parser.add_argument("--steps", type=int, default=20, help="steps per interval")
-    parser.add_argument(
-        "--workers", type=int, default=0, help="worker processes of each DataLoader"
-    )
     parser.add_argument("--channels-last", action="store_true")
     choices = ("float32", "bfloat16")
     parser.add_argument(

@@ -2,8 +2,7 @@
 
 Written from its specification: batches of 1,024 per tower from the 55,000 training images, three
 convolutions, dense layers without activation, dropout of 0.75 after these, Adam at 0.001 on the
-mean of the towers' gradients. With --losses N the program prints the loss of the first N steps
-instead of the throughput.
+mean of the towers' gradients.
 
 Run `DIR/bin/python -m benchmarks.peers.tensorflow_mnist --data FOLDER --towers 2`. FOLDER has the
 idx files. DIR is an environment with tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip install
@@ -11,19 +10,18 @@ tensorflow-cpu`).
 """
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.peers import tensorflow_towers as shared
 from benchmarks.peers.tensorflow_towers import (
     Batch,
     Loss,
     cast,
-    configure,
     mean_gradients,
+    measure,
     options,
     report,
 )
@@ -83,27 +81,8 @@ def tower_loss(weights: dict[str, tf.Variable], precision: str) -> Loss:
     return loss
 
 
-def losses(step: Callable[[], list[tf.Tensor]], count: int) -> list[float]:
-    """Return the loss of the first `count` steps before each update: the mean over the towers'
-    equal batches.
-    """
-    return [float(tf.reduce_mean(tf.stack(step()))) for _ in range(count)]
-
-
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument(
-        "--seed",
-        type=int,
-        help="seed of weights, order and dropout (default: a new one in each run)",
-    )
-    parser.add_argument(
-        "--losses", type=int, metavar="N", help="print only the loss of the first N steps"
-    )
-    args = parser.parse_args()
-    configure(args)
-    if args.seed is not None:
-        tf.keras.utils.set_random_seed(args.seed)
+    args = options(__doc__).parse_args()
     source, glorot = batches(args.data), tf.keras.initializers.GlorotUniform
     # one object repeats its numbers
     weights = {name: tf.Variable(glorot()(shape)) for name, shape in LAYERS.items()}
@@ -133,20 +112,7 @@ def main() -> None:
 
     compiled = tf.function(update)
     everything = tf.function(lambda: compiled(*[next(source) for _ in range(args.towers)]))
-    if args.losses:
-        curve = {"losses": losses(everything, args.losses), "settings": shared.settings(args)}
-        report(
-            {
-                "program": "tensorflow",
-                "model": "mnist",
-                **curve,
-                "versions": {"tensorflow": tf.__version__},
-            }
-        )
-    else:
-        report(
-            {"program": "tensorflow", "model": "mnist", **shared.measure(args, everything, BATCH)}
-        )
+    report({"program": "tensorflow", "model": "mnist", **measure(args, everything, BATCH)})
 
 
 if __name__ == "__main__":

@@ -30,19 +30,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=int, default=20, help="steps per interval")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument(
-        "--threads", type=int, default=0, help="threads of one operation; 0: TensorFlow's default"
-    )
-    parser.add_argument(
-        "--parallel", type=int, default=0, help="operations at a time; 0: TensorFlow's default"
-    )
     return parser
-
-
-def configure(args: argparse.Namespace) -> None:
-    """Set the thread pools. Call it before any operation."""
-    tf.config.threading.set_intra_op_parallelism_threads(args.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(args.parallel)
 
 
 def cast(precision: str) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -63,11 +51,6 @@ def mean_gradients(
             losses.append(loss(images, labels))
         gradients.append(tape.gradient(losses[-1], variables))
     return losses, [tf.add_n(list(parts)) / len(batches) for parts in zip(*gradients, strict=True)]
-
-
-def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of the program, except the folder of the data."""
-    return {name: value for name, value in vars(args).items() if name != "data"}
 
 
 def measure(
@@ -95,7 +78,7 @@ def measure(
             "max": max(rates),
         },
         "last_loss": float(loss),
-        "settings": settings(args),
+        "settings": {name: value for name, value in vars(args).items() if name != "data"},
         "versions": {"tensorflow": tf.__version__},
     }
 

@@ -120,11 +120,7 @@ def main() -> None:
             ]
             train = tf.group(*averages, count.assign_add(1.0))
         start = [v1.global_variables_initializer(), source.initializer]
-    threads = {
-        "intra_op_parallelism_threads": args.threads,
-        "inter_op_parallelism_threads": args.parallel,
-    }
-    session = v1.Session(graph=graph, config=v1.ConfigProto(**threads))
+    session = v1.Session(graph=graph)
     session.run(start)
     step = measure(args, lambda: session.run([losses, train])[0], BATCH)
     report({"program": "tensorflow", "model": "cifar10-tutorial", **step})

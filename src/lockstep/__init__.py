@@ -21,7 +21,7 @@ TYPE_CHECKING = False  # The module typing would be imported before the program 
 if TYPE_CHECKING:
     from typing import Any
 
-    from lockstep.classify.predict import Classifier as Classifier
+    from lockstep.classify.classifier import Classifier as Classifier
     from lockstep.commands.evaluate import (
         ClassRecord as ClassRecord,
         EvaluationRecord as EvaluationRecord,
@@ -48,7 +48,7 @@ if sys.platform == "win32":
 # module -> its public names. It is imported when one is first used, so that --help does not wait
 # for torch.
 _NAMES = {
-    "classify.predict": ("Classifier",),
+    "classify.classifier": ("Classifier",),
     "commands.evaluate": ("ClassRecord", "EvaluationRecord", "evaluate"),
     "commands.export": ("ExportRecord", "export"),
     "commands.predict": ("load",),

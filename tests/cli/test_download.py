@@ -19,16 +19,16 @@ from tests.helpers import DATA, succeeded
 from tests.serving import Server, archive, blank_mnist, certificate, packed
 
 from lockstep.data import fetch
-from lockstep.data.catalog import SOURCES, Source
+from lockstep.data.catalog import CATALOG, DatasetFiles
 from lockstep.text import size
 
 # The program, but for the sums of what it downloads: those of files that a test can make.
 PROGRAM = """
 import sys
 from lockstep.data import catalog
-from lockstep.data.catalog import Archive, Source
+from lockstep.data.catalog import Archive, DatasetFiles
 source = eval(sys.argv.pop(1))
-catalog.SOURCES[source.name] = source
+catalog.CATALOG[source.name] = source
 from lockstep.__main__ import main
 main()
 """
@@ -50,17 +50,17 @@ def server(bodies):
 @pytest.fixture
 def source(bodies):
     """The test's MNIST in place of the real one, at an address where no server listens."""
-    real = SOURCES["mnist"]
+    real = CATALOG["mnist"]
     archives = tuple(
         archive(name, body, "http://127.0.0.1:9/nowhere/") for name, body in bodies.items()
     )
-    return Source("mnist", real.files, real.subfolders, archives)
+    return DatasetFiles("mnist", real.files, real.subfolders, archives)
 
 
 @pytest.fixture
 def done(here, server, source, monkeypatch):
     """Return `here` with the test's MNIST, and with its server as the mirror."""
-    monkeypatch.setitem(SOURCES, "mnist", source)
+    monkeypatch.setitem(CATALOG, "mnist", source)
     monkeypatch.setattr("lockstep.data.fetch._RETRIES", 0)
     return partial(here, LOCKSTEP_MIRROR=server.url)
 
@@ -162,7 +162,7 @@ def test_stopped_halfway(server, source, bodies, tmp_path, command, number, done
 
 # ---- the names of the catalog
 
-CIFAR10 = packed(*((f"cifar-10-batches-bin/{name}", b"x") for (name,) in SOURCES["cifar10"].files))
+CIFAR10 = packed(*((f"cifar-10-batches-bin/{name}", b"x") for (name,) in CATALOG["cifar10"].files))
 TORONTO, GOOGLE, AMAZON = (
     "www.cs.toronto.edu",
     "storage.googleapis.com",
@@ -189,11 +189,11 @@ def internet(bodies, monkeypatch, tmp_path):
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl to make a certificate with")
     certificate(tmp_path / "host.pem", TORONTO, GOOGLE, AMAZON)
-    for source in (SOURCES["cifar10"], SOURCES["mnist"]):
+    for source in (CATALOG["cifar10"], CATALOG["mnist"]):
         archives = tuple(
             archive(one.name, bodies.get(one.name, CIFAR10), *one.bases) for one in source.archives
         )
-        monkeypatch.setitem(SOURCES, source.name, source._replace(archives=archives))
+        monkeypatch.setitem(CATALOG, source.name, source._replace(archives=archives))
     servers = {443: Server(tmp_path / "host.pem"), 80: Server()}
     server, resolve = servers[443], socket.getaddrinfo
     server.asked, servers[80].files, servers[80].begins = [], server.files, server.begins

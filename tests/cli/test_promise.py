@@ -64,6 +64,7 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "2",
     "OMPI_COMM_WORLD_LOCAL_RANK": "{number}",
 }
+MPICH = {"PMI_RANK": "{number}", "PMI_SIZE": "2", "MPI_LOCALRANKID": "{number}"}
 
 
 @pytest.fixture
@@ -75,8 +76,8 @@ def native(trained_once):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launchers",
-    [[PLAIN], [SLURM, OPEN_MPI]],
-    ids=["plain", "Slurm, Open MPI"],
+    [[PLAIN], [SLURM, OPEN_MPI, MPICH]],
+    ids=["plain", "Slurm, Open MPI, MPICH"],
 )
 def test_an_outer_launch_is_one_run_and_resumes_unasked(tmp_path, native, launchers):
     run = tmp_path / "runs/x"
@@ -90,7 +91,7 @@ def test_an_outer_launch_is_one_run_and_resumes_unasked(tmp_path, native, launch
         assert [*(tmp_path / "runs").iterdir()] == [run]
         as_stopped(run)
     sessions = read_json(run / "environment.json")
-    assert [session["step"] for session in sessions] == [0, 4][: len(launchers)]
+    assert [session["step"] for session in sessions] == [0, 4, 4][: len(launchers)]
     last = rows_of(run, "step")[-1]
     assert last["memory_bytes"] > 50 * 2**20
     assert sum(last["split"].values()) > 0

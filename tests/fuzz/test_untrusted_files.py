@@ -24,7 +24,7 @@ from tests.images import noise
 from tests.runs import fit_here, state_path
 
 import lockstep
-from lockstep.classify.predict import weights_of
+from lockstep.classify.classifier import weights_of
 from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
@@ -189,8 +189,8 @@ def look_at(path):
         lambda: run.recipe().digest(),
         lambda: run.recipe().toml(),
         lambda: statefile.newest_verified(run.checkpoints),
-        lambda: run.load("best"),
-        lambda: run.load(),
+        lambda: run.read_checkpoint("best"),
+        lambda: run.read_checkpoint(),
         lambda: find_weights(path),
         lambda: page(Run(path)),
     ):

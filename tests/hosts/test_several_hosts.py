@@ -1,8 +1,9 @@
 """Several hosts train one run: the weights of one process, whatever started the processes, without
 shared files.
 
-Hosts are network namespaces (tests/namespaces.py). torchrun and mpirun are the real ones. In place
-of other launchers, the tests start the processes themselves, with the variables that these set.
+Hosts are network namespaces (tests/namespaces.py). torchrun, mpirun and mpiexec are the real ones.
+In place of other launchers, the tests start the processes themselves, with the variables that these
+set.
 """
 
 import json
@@ -109,28 +110,46 @@ def test_the_script_for_ssh_and_torchrun(hosts, tmp_path, alone):
     assert (result["processes"], result["weights_sha256"]) == (4, alone)
 
 
-@pytest.mark.skipif(not shutil.which("mpirun"), reason="Open MPI is not installed")
-def test_mpirun_starts_the_processes(hosts, tmp_path, alone):
-    """A stand-in for ssh starts Open MPI's program for a host in the host's namespace."""
+def of_open_mpi(agent, variables):
+    own = {"plm_rsh_agent": agent, "oob_tcp_if_include": INTERFACE}
+    words = ["-n", 4, "--map-by", "ppr:2:node", "--host", "h0:2,h1:2"]
+    words += ["--allow-run-as-root", "--oversubscribe"]
+    words += [word for pair in own.items() for word in ("--mca", *pair)]
+    return [
+        "mpirun",
+        *words,
+        *(word for pair in variables.items() for word in ("-x", "=".join(pair))),
+    ]
+
+
+def of_mpich(agent, variables):
+    words = ["-n", 4, "-ppn", 2, "-hosts", "h0,h1", "-launcher", "ssh", "-launcher-exec", agent]
+    words += [word for pair in variables.items() for word in ("-genv", *pair)]
+    return ["mpiexec.hydra", *words]
+
+
+@pytest.mark.parametrize(
+    ("command", "program"), [(of_open_mpi, "ompi_info"), (of_mpich, "mpiexec.hydra")]
+)
+def test_mpi_starts_the_processes(hosts, tmp_path, alone, command, program):
+    """A stand-in for ssh starts the program of Open MPI or MPICH for a host in the host's
+    namespace.
+    """
+    if not shutil.which(program):
+        pytest.skip(f"{program} is not installed")
     agent = tmp_path / "agent"
     agent.write_text(
-        f"#!/bin/bash\n[ $1 = h1 ] || exit 1\nshift\nexec ip netns exec {hosts.names[1]} unshare "
+        '#!/bin/bash\n[ "$1" = -x ] && shift\n'
+        f"[ $1 = h1 ] || exit 1\nshift\nexec ip netns exec {hosts.names[1]} unshare "
         '--uts bash -c \'hostname h1 && exec bash -c "$*"\' bash "$@"\n'
     )
     agent.chmod(0o755)
-    own = {"plm_rsh_agent": agent, "oob_tcp_if_include": INTERFACE}
-    program = hosts.start(
-        0,
-        *("mpirun", "-n", 4, "--map-by", "ppr:2:node"),
-        *("-x", f"MASTER_ADDR={hosts.addresses[0]}", "-x", f"MASTER_PORT={PORT}"),
-        *("-x", f"GLOO_SOCKET_IFNAME={INTERFACE}"),
-        *("--host", "h0:2,h1:2", "--allow-run-as-root", "--oversubscribe"),
-        *(word for name, value in own.items() for word in ("--mca", name, value)),
-        *(sys.executable, "-m", "lockstep", *TRAIN, "--towers", 4),
-        cwd=tmp_path / "h0",
-    )
-    printed, errors = program.communicate(timeout=SECONDS)
-    assert program.returncode == 0, errors
+    variables = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": str(PORT)}
+    variables["GLOO_SOCKET_IFNAME"] = INTERFACE
+    lockstep = (sys.executable, "-m", "lockstep", *TRAIN, "--towers", 4)
+    started = hosts.start(0, *command(agent, variables), *lockstep, cwd=tmp_path / "h0")
+    printed, errors = started.communicate(timeout=SECONDS)
+    assert started.returncode == 0, errors
     result = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
     assert (result["processes"], result["weights_sha256"]) == (4, alone)
-    assert "2 hosts" in errors
+    assert "  hosts    2; each step exchanges " in errors

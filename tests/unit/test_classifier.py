@@ -23,7 +23,7 @@ from tests.images import noise
 
 import lockstep
 from lockstep import numerics
-from lockstep.classify import predict
+from lockstep.classify import classifier as module
 from lockstep.classify.inputs import items
 from lockstep.core.build import build_model
 from lockstep.core.network import persistent_buffers
@@ -522,21 +522,21 @@ def threads_of_a_new_thread():
 
 def test_a_new_thread_has_the_programs_number_of_threads(threads, classifier, monkeypatch):
     threads(2)
-    inner, whole = [], predict.classify
+    inner, whole = [], module.classify
 
     def second():
         classifier_of_second.predict(TEST.images[0])
         inner.append(torch.get_num_threads())
 
     def first(*words):
-        monkeypatch.setattr(predict, "classify", whole)
+        monkeypatch.setattr(module, "classify", whole)
         one = threading.Thread(target=second)
         one.start()
         one.join()
         return whole(*words)
 
     classifier_of_second = lockstep.load(classifier.origin)
-    monkeypatch.setattr(predict, "classify", first)
+    monkeypatch.setattr(module, "classify", first)
     classifier.predict(TEST.images[0])
     assert inner == [2]
 
@@ -581,8 +581,8 @@ OURS = [2, "highest", False, False, False, True, "ieee", "ieee", "ieee", "ieee",
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_prediction_has_an_evaluations_flags_and_restores_them(classifier, monkeypatch, change):
     before, seen = flags(), []
-    whole = predict.classify
-    monkeypatch.setattr(predict, "classify", lambda *words: seen.append(flags()) or whole(*words))
+    whole = module.classify
+    monkeypatch.setattr(module, "classify", lambda *words: seen.append(flags()) or whole(*words))
     saved = [(owner, name, numerics._read(owner, name)) for owner, name, _ in numerics._flags(True)]
     try:
         numerics._write(numerics._flags(True))  # Another test may have set a flag as `change` does.
@@ -602,7 +602,7 @@ def test_predictions_in_threads_leave_the_flags_of_the_program(classifier, monke
     mode, seen, both = torch.get_deterministic_debug_mode(), [], threading.Barrier(2)
     torch.set_deterministic_debug_mode("warn")
     before = flags()
-    whole = predict.classify
+    whole = module.classify
 
     def slow(*words):
         both.wait(60)  # Both threads are in it. Then the first one leaves.
@@ -610,7 +610,7 @@ def test_predictions_in_threads_leave_the_flags_of_the_program(classifier, monke
         seen.append(flags())
         return answer
 
-    monkeypatch.setattr(predict, "classify", slow)
+    monkeypatch.setattr(module, "classify", slow)
     other = lockstep.load(classifier.origin)
     threads = [
         threading.Thread(target=one.predict, args=(TEST.images[0],)) for one in (classifier, other)

@@ -120,6 +120,24 @@ def test_features_do_not_depend_on_processes_and_cache(backbone, images, monkeyp
     assert equal_in_all(on_replicas(2, found)) == alone
 
 
+def counted(monkeypatch, parts=None):
+    """Return a list that gets the number of images of each part that is computed. The one after
+    the first `parts` is interrupted, once.
+    """
+    counts, original = [], head_features._computed
+
+    def compute(backbone, part, *rest):
+        nonlocal parts
+        if len(counts) == parts:
+            parts = None
+            raise KeyboardInterrupt
+        counts.append(len(part))
+        return original(backbone, part, *rest)
+
+    monkeypatch.setattr(head_features, "_computed", compute)
+    return counts
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_one_image_more_costs_one_image(backbone, images, monkeypatch, processes):
     def features(*rows):
@@ -131,12 +149,7 @@ def test_one_image_more_costs_one_image(backbone, images, monkeypatch, processes
         assert all(np.array_equal(one, found[0]) for one in found)
         return found[0]
 
-    computed, original = [], head_features._computed
-    monkeypatch.setattr(
-        head_features,
-        "_computed",
-        lambda backbone, part, *rest: computed.append(len(part)) or original(backbone, part, *rest),
-    )
+    computed = counted(monkeypatch)
     some = features(0, 1, 2, 3, 5, 6)
     assert computed == [6] * processes
     more = features(6, 5, 4, 3, 2, 1, 0)
@@ -149,25 +162,11 @@ def test_one_image_more_costs_one_image(backbone, images, monkeypatch, processes
 def test_features_of_a_start_that_was_stopped_are_kept(backbone, images, monkeypatch):
     whole = dataset_of(backbone, images, Group(), "at once").pixels(slice(None))
     monkeypatch.setattr(head_features, "_AT_A_TIME", 4)
-    computed, original = [], head_features._computed
-
-    def stopped(backbone, part, *rest):
-        if computed == [4]:
-            computed.clear()
-            raise KeyboardInterrupt
-        computed.append(len(part))
-        return original(backbone, part, *rest)
-
-    monkeypatch.setattr(head_features, "_computed", stopped)
+    computed = counted(monkeypatch, parts=1)
     with pytest.raises(KeyboardInterrupt):
         dataset_of(backbone, images, Group())
-    monkeypatch.setattr(
-        head_features,
-        "_computed",
-        lambda backbone, part, *rest: computed.append(len(part)) or original(backbone, part, *rest),
-    )
     assert torch.equal(dataset_of(backbone, images, Group()).pixels(slice(None)), whole)
-    assert computed == [4, 3]
+    assert computed == [4, 4, 3]  # the first four by the start that was stopped
 
 
 def test_images_and_mirrors_are_computed_alone_folding_rounds(
@@ -310,7 +309,7 @@ def test_checkpoints_hold_the_head_and_share_the_layers_before(trained_once, tmp
     for damage in (lambda: frozen.write_bytes(frozen.read_bytes()[:-1]), frozen.unlink):
         damage()
         with lockstep_error(r"every checkpoint in .* is damaged"):
-            run.load()
+            run.read_checkpoint()
         with lockstep_error(r"frozen\.safetensors (is damaged|does not exist, so step-000000003)"):
             fit_here(
                 head, run.path, placed(head, Placement(summary_every=0), run.path), resume=True

@@ -16,7 +16,7 @@ from tests.helpers import lockstep_error
 from tests.serving import TOY, Server, archive, certificate, listing, packed, refused, toy
 
 from lockstep.data import catalog, fetch
-from lockstep.data.catalog import SOURCES, Archive, Source
+from lockstep.data.catalog import CATALOG, Archive, DatasetFiles
 from lockstep.errors import DATA, ENVIRONMENT
 from lockstep.jobs import weights
 from lockstep.messages import handled, logger
@@ -73,7 +73,7 @@ def test_a_gz_file_is_kept_even_if_declared_as_an_encoding(server, destination):
     for name, body in bodies.items():
         server.files[name] = lambda handler, body=body: handler.send(body, Content_Encoding="gzip")
     archives = tuple(archive(name, body, server.url) for name, body in bodies.items())
-    source = Source("toy", (("one.gz",), ("two.gz",)), ("toy",), archives)
+    source = DatasetFiles("toy", (("one.gz",), ("two.gz",)), ("toy",), archives)
     assert fetch.fetch(source, destination)
     assert {path.name: path.read_bytes() for path in destination.glob("*.gz")} == bodies
     assert (destination / "one.gz").stat().st_mode & 0o044
@@ -100,7 +100,7 @@ def test_a_server_may_compress_for_those_who_ask(server, tmp_path):
 
 
 def test_https_comes_first_and_every_file_has_its_sha256():
-    for one in (each for source in SOURCES.values() for each in source.archives):
+    for one in (each for source in CATALOG.values() for each in source.archives):
         assert [base.startswith("https://") for base in one.bases] in (
             [True] * len(one.bases),
             [True, True, False],
@@ -369,7 +369,7 @@ def test_one_downloads_and_others_wait(server, destination, caplog, monkeypatch)
 
 
 def test_first_use_downloads_into_the_cache_and_only_once(server, tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(SOURCES, "toy", toy(TOY, server.url))
+    monkeypatch.setitem(CATALOG, "toy", toy(TOY, server.url))
     for _ in range(2):
         fetch.ensure("toy", None)
     assert caplog.messages[1:] == [f"dataset toy is in {tmp_path}/cache/lockstep/toy"]
@@ -388,7 +388,7 @@ def test_first_use_downloads_into_the_cache_and_only_once(server, tmp_path, monk
 
 
 def test_first_use_downloads_nothing_if_the_user_gives_a_folder(server, tmp_path, monkeypatch):
-    monkeypatch.setitem(SOURCES, "toy", toy(TOY, server.url))
+    monkeypatch.setitem(CATALOG, "toy", toy(TOY, server.url))
     with lockstep_error(f"lockstep data fetch toy --data {tmp_path}"):
         fetch.ensure("toy", tmp_path)
     monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))

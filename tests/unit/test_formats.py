@@ -99,7 +99,7 @@ def test_other_files_are_not_taken_for_a_format(tmp_path):
 def test_a_download_of_another_kind_is_named(tmp_path):
     lay(tmp_path, {"cifar-10-batches-py/data_batch_1": b"\x80\x02"})
     with lockstep_error("of the Python version of CIFAR-10: download the binary"):
-        catalog.find(catalog.SOURCES["cifar10"], tmp_path)
+        catalog.find(catalog.CATALOG["cifar10"], tmp_path)
     (tmp_path / "train-images-idx3-ubyte.gz").touch()
     with lockstep_error("has no file train-labels-idx1-ubyte.gz. Give"):
-        catalog.find(catalog.SOURCES["mnist"], tmp_path)
+        catalog.find(catalog.CATALOG["mnist"], tmp_path)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import WHITENED, lockstep_error, recipe_with, replica
 from tests.runs import fit_here
 
-from lockstep.classify.predict import weights_of
+from lockstep.classify.classifier import weights_of
 from lockstep.commands.plan import starting_from, train_spec
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model

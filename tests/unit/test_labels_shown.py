@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 import torch
 from tests.documents import ROOT
-from tests.helpers import recipe_with
-from tests.images import noise
-from tests.runs import fit_here
+from tests.runs import fit_here, recipe_of_stripes, stripes
 
 import lockstep
 from lockstep.classify.export import Graph
 from lockstep.commands.plan import fields_of_run
-from lockstep.data import arrays
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import evaluate
 from lockstep.jobs.report import report
@@ -29,10 +26,7 @@ THRESHOLDS = [0.1, 0.5, 0.9]
 LEAST = [0.3, 0.9, 0.5]  # probabilities of confident answers
 FOUND = prediction_of("a.png", ROW, CLASSES, 1, THRESHOLDS)
 NONE = prediction_of("b.png", ROW, CLASSES, 1, [1.0] * 3)
-BRIGHT = noise(3, 160, 3) % 2  # which columns of an image are bright
-IMAGES = (
-    noise(4, 160, 8, 8, 1) // 4 + 150 * BRIGHT.repeat(2, 1)[:, [*range(6), 0, 1], None][:, None]
-)
+IMAGES, BRIGHT = stripes(160)
 
 
 def test_labels_reach_the_thresholds_of_their_classes():
@@ -98,19 +92,8 @@ def test_light_falls_on_the_evidence_for_each_label():
 @pytest.fixture
 def run(tmp_path):
     """A run that finds which columns of an image are bright, on images that a program gave."""
-    data = {"train": (IMAGES[:120], BRIGHT[:120]), "test": (IMAGES[120:], BRIGHT[120:])}
-    changes = {
-        "dataset": "memory",
-        "dataset_sha256": arrays.store({**data, "classes": CLASSES}, None),
-        "multi_label": True,
-        "portable": False,
-        "model": "tests.helpers:linear",
-        "augmentation": "plain",
-        "batch": 40,
-        "steps": 20,
-    }
     path = tmp_path / "run"
-    fit_here(recipe_with("digits", changes), path)
+    fit_here(recipe_of_stripes(160, 40, CLASSES, model="tests.helpers:linear", steps=20), path)
     return path
 
 

@@ -2,11 +2,9 @@
 failure.
 """
 
-import contextlib
 import io
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -18,7 +16,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from tests.helpers import lockstep_error
+from tests.helpers import lockstep_error, many_open_files
 
 from lockstep import hardware
 from lockstep.config.placement import Placement
@@ -438,12 +436,7 @@ def test_a_restart_continues_a_run_whose_folder_was_not_told(started, tmp_path):
 
 
 def test_a_relay_works_beside_more_files_than_select_takes():
-    with contextlib.ExitStack() as stack:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], 2048), limit[1]))
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
-        for _ in range(1100):
-            stack.enter_context(open(os.devnull))
+    with many_open_files():
         stream = io.StringIO()
         relay = Relay(stream)
         os.write(relay.descriptor, b"a line")

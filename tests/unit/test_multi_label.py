@@ -7,7 +7,7 @@ from tests.closeness import require_close
 from tests.helpers import lockstep_error, recipe_with, rows_of
 from tests.images import noise
 from tests.replicas import equal_in_all, on_replicas
-from tests.runs import fit_here
+from tests.runs import fit_here, recipe_of_stripes, stripes
 from torch.nn import functional
 
 from lockstep.commands.evaluate import EvaluationRecord
@@ -32,10 +32,7 @@ PIXELS = noise(1, 12, 6, 5, 1)
 LABELS = noise(2, 12, 3) % 2
 LABELS[0] = 0
 NAMES = ["a", "b", "c"]
-BRIGHT = noise(3, 160, 3) % 2  # which columns of an image are bright
-IMAGES = (
-    noise(4, 160, 8, 8, 1) // 4 + 150 * BRIGHT.repeat(2, 1)[:, [*range(6), 0, 1], None][:, None]
-)
+IMAGES, BRIGHT = stripes(160)
 
 
 def given(**changes):
@@ -235,20 +232,7 @@ def test_several_labels_turn_off_what_is_for_one():
 
 @pytest.fixture
 def recipe(tmp_path):
-    data = {"train": (IMAGES[:120], BRIGHT[:120]), "test": (IMAGES[120:], BRIGHT[120:])}
-    return recipe_with(
-        "digits",
-        {
-            "dataset": "memory",
-            "dataset_sha256": arrays.store({**data, "classes": NAMES}, None),
-            "multi_label": True,
-            "portable": False,
-            "model": "tests.helpers:linear",
-            "augmentation": "plain",
-            "batch": 40,
-            "steps": 40,
-        },
-    )
+    return recipe_of_stripes(160, 40, NAMES, model="tests.helpers:linear", steps=40)
 
 
 def test_a_run_finds_labels_and_states_how_well(recipe, tmp_path, capsys):

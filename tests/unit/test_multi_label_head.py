@@ -5,8 +5,7 @@ import hashlib
 import pytest
 import torch
 from tests.helpers import lockstep_error, recipe_with
-from tests.images import noise
-from tests.runs import change_state, fit_here
+from tests.runs import change_state, fit_here, recipe_of_stripes
 from torch import nn
 
 from lockstep.commands.named import placed
@@ -14,7 +13,6 @@ from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
 from lockstep.core.state import State
 from lockstep.core.task import THRESHOLDS, MultiLabel, MultiLabelScore
-from lockstep.data import arrays
 from lockstep.data.dataset import Dataset
 from lockstep.head.confidence import (
     ANSWERS,
@@ -136,31 +134,20 @@ def test_answers_are_the_labels_that_were_found():
 @pytest.fixture
 def run(tmp_path):
     """A run of a head on random filters. The columns of an image are bright for its labels."""
-    own = noise(3, 260, 3) % 2
-    images = (
-        noise(4, 260, 8, 8, 1) // 3 + 150 * own.repeat(2, 1)[:, [*range(6), 0, 1], None][:, None]
-    )
-    data = {"train": (images[:200], own[:200]), "test": (images[200:], own[200:])}
     weights = tmp_path / "weights.pt"
     torch.save(build_model(get_recipe("digits"), (1, 8, 8), 3).state_dict(), weights)
     changes = {
-        "dataset": "memory",
-        "dataset_sha256": arrays.store({**data, "classes": ["a", "b", "c"]}, None),
-        "multi_label": True,
-        "portable": False,
         "head": "logits",
-        "augmentation": "plain",
         "init_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
         "precision": "float16",  # of the layers before the head
         "weight_decay": {"default": 0.01},
         "decay_factors": [0.5, 2.0],
         "steps": 40,
-        "batch": 40,
         "ema": None,
     }
     placement = Placement(init=weights, summary_every=0)
     run = Run(tmp_path / "run")
-    fit_here(recipe_with("digits", changes), run.path, placement)
+    fit_here(recipe_of_stripes(260, 60, ["a", "b", "c"], **changes), run.path, placement)
     return run
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.helpers import lockstep_error
 from tests.images import encoded, lay, load_folder, noise, table, write
 
-from lockstep.data.folder import load
+from lockstep.data.folder import read_folder
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.pictures import index as module, survey
 from lockstep.pictures.check import lines_of, record_of
@@ -590,7 +590,7 @@ def test_copies_of_other_size_or_format_are_counted_over_splits(photos, monkeypa
     ]
     assert "  alike       3 (near duplicates in different splits)" in "\n".join(lines_of(record))
     # The same number stands beside the accuracy, except in large folders.
-    test_set = load(survey.examples(), Decoding(8))["test"]
+    test_set = read_folder(survey.examples(), Decoding(8))["test"]
     assert test_set.caution.startswith("3 of 8 test images look like training images, so")
     monkeypatch.setattr("lockstep.pictures.similar._AT_START", 9 * 7 - 1)
     assert survey.examples().cautions["test"].startswith("test images that look like training")

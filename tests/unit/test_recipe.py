@@ -219,8 +219,9 @@ def test_every_setting_is_in_the_docstring_of_its_class():
     described = entries(placement, "Attributes")
     assert {*described, "init"} == {*Placement.model_fields}
     for name, field in Placement.model_fields.items():
-        if field.default not in (None, True):
-            assert described[name].endswith(f" Default: {field.default}.".replace(".0.", ".")), name
+        if field.default is not None:
+            default = {"True": "on", "False": "off"}.get(str(field.default), field.default)
+            assert described[name].endswith(f" Default: {default}.".replace(".0.", ".")), name
 
 
 def test_the_options_of_train_are_settings_of_these_types():

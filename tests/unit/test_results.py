@@ -111,7 +111,7 @@ def test_age_finds_the_files_that_decide_a_record(monkeypatch):
     ("file", "decided", "not_decided"),
     [
         ("src/lockstep/kernels/portable/registry.py", "seeds-digits", "seeds-cifar10"),
-        ("src/lockstep/classify/predict.py", "serve", "seeds-digits"),
+        ("src/lockstep/classify/classifier.py", "serve", "seeds-digits"),
         ("benchmarks/million.py", "million-100000", "serve"),
         ("src/lockstep/launch/submit.py", "start", "seeds-digits"),
     ],

@@ -199,7 +199,11 @@ def test_an_unreadable_checkpoint_is_not_passed_over_nor_renamed(stopped, monkey
         saver.save(folder, {"step": torch.tensor(step)}, {})
     before = sorted(folder.iterdir())
     forbid(monkeypatch, before[-1])
-    for read in (lambda: RunFolder.resume(stopped), Run(stopped).load, Run(stopped).metadata):
+    for read in (
+        lambda: RunFolder.resume(stopped),
+        Run(stopped).read_checkpoint,
+        Run(stopped).metadata,
+    ):
         with lockstep_error(r"this user may not read .*step-000000002") as raised:
             read()
         assert raised.value.code == ENVIRONMENT
@@ -247,7 +251,7 @@ def test_only_files_that_training_writes_are_checkpoints(tmp_path, caplog, name,
     assert run.steps == [3]
     assert run.metadata()["step"] == 3
     assert caplog.messages == []
-    assert run.load().path == first
+    assert run.read_checkpoint().path == first
     resumed = RunFolder.resume(run.path)
     assert resumed.checkpoint.path == first
     assert len(caplog.messages) == 2
@@ -255,7 +259,7 @@ def test_only_files_that_training_writes_are_checkpoints(tmp_path, caplog, name,
         assert f"checkpoints: ignored {printable(name)}: " in message
         assert "names like step-000000248.safetensors, up to its last step" in message
     with lockstep_error("has no such checkpoint: its checkpoints are those after 3 steps"):
-        run.load(249)
+        run.read_checkpoint(249)
     resumed.begin(3, {}, evaluation=False)
     resumed.close()
 

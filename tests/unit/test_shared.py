@@ -2,10 +2,8 @@
 it.
 """
 
-import contextlib
 import errno
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -13,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.helpers import lockstep_error
+from tests.helpers import lockstep_error, many_open_files
 
 from lockstep.core import group
 from lockstep.core.shared import Memory, Shared
@@ -56,12 +54,7 @@ def test_processes_see_what_others_wrote_before_they_met(peer):
 
 
 def test_processes_meet_beside_more_files_than_select_takes(peer):
-    with contextlib.ExitStack() as stack:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], 2048), limit[1]))
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
-        for _ in range(1100):
-            stack.enter_context(open(os.devnull))
+    with many_open_files():
         first, second = two(peer.pid)
         waiting = threading.Thread(target=second.meet)
         waiting.start()

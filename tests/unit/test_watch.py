@@ -290,19 +290,19 @@ def evaluated(training):
 def refused(training, which, code, message):
     """Assert that `--checkpoint which` ends with exit code `code` and `message`."""
     with lockstep_error(message) as error:
-        training.run.load(which)
+        training.run.read_checkpoint(which)
     assert error.value.code == code
 
 
 def test_checkpoint_chooses_the_best_a_step_or_the_newest(evaluated):
-    assert evaluated.run.load("best").step == 4  # of equal accuracies the earliest
-    assert [evaluated.run.load(step).step for step in (2, 8, None)] == [2, 8, 8]
+    assert evaluated.run.read_checkpoint("best").step == 4  # of equal accuracies the earliest
+    assert [evaluated.run.read_checkpoint(step).step for step in (2, 8, None)] == [2, 8, 8]
     set_accuracy(evaluated, 8, 1)
-    assert evaluated.run.load("best").step == 8
+    assert evaluated.run.read_checkpoint("best").step == 8
     set_accuracy(evaluated, 8, 0.0)
     for step in (2, 4, 6):
         set_accuracy(evaluated, step, None)
-    assert evaluated.run.load("best").step == 8
+    assert evaluated.run.read_checkpoint("best").step == 8
 
 
 def test_a_missing_checkpoint_is_an_error_that_lists_the_others(evaluated):
@@ -330,7 +330,7 @@ def test_a_damaged_checkpoint_is_an_error(evaluated):
     for which in (4, "best"):
         refused(evaluated, which, DATA, r"step-000000004.safetensors is damaged")
     set_accuracy(evaluated, 6, 0.8)
-    assert evaluated.run.load("best").step == 6
+    assert evaluated.run.read_checkpoint("best").step == 6
 
 
 def test_images_of_another_folder_have_evaluations_of_their_own(training, tmp_path, evaluate):

@@ -6,6 +6,7 @@ import queue
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from lockstep.runs import provenance
 
 MASTER = {"MASTER_ADDR": "a1", "MASTER_PORT": "29500"}
 RANKS = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", **MASTER}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "big", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 PLAIN = World("RANK and WORLD_SIZE", 3, 8, 1, ("a1", 29500))
 # What srun sets in task 4 of 5, which is the only one of the third host.
 SRUN = {"SLURM_STEP_NUM_TASKS": "5", "SLURM_PROCID": "4", "SLURM_LOCALID": "0", **MASTER}
@@ -40,6 +42,9 @@ MPIRUN = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     **MASTER,
 }
+# What mpiexec of MPICH and of Intel MPI sets there.
+MPIEXEC = {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALRANKID": "1", **MASTER}
+MPICH = World("MPICH or Intel MPI", 3, 4, 1, ("a1", 29500))
 
 
 @pytest.mark.parametrize(
@@ -50,6 +55,10 @@ MPIRUN = {
         (RANKS, PLAIN),
         (SRUN, SLURM),
         (MPIRUN, World("Open MPI", 3, 4, 1, ("a1", 29500))),
+        (MPIEXEC, MPICH),
+        ({**SRUN, **MPIEXEC}, MPICH),
+        # srun --mpi=pmi2 sets two of MPICH's variables.
+        ({**SRUN, "PMI_SIZE": "5", "PMI_RANK": "4"}, SLURM),
         # Without a number on the host there is one process on each host, as in Kubernetes.
         (
             {**MASTER, "RANK": "3", "WORLD_SIZE": "8"},
@@ -66,6 +75,9 @@ MPIRUN = {
         ({**SRUN, **MPIRUN}, World("Open MPI", 3, 4, 1, ("a1", 29500))),
         ({**SRUN, **RANKS}, PLAIN),
         ({**SRUN, "WORLD_SIZE": "5"}, SLURM),  # Batch scripts export it for programs that want it.
+        # What torchrun sets beside its numbers; of one process, these variables alone.
+        ({**RANKS, **TORCHRUN}, replace(PLAIN, elastic=True, served=True)),
+        (TORCHRUN, World(elastic=True)),
     ],
 )
 def test_each_launcher_is_recognised_by_its_variables(variables, expected):

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lockstep.classify.predict import Classifier
+from lockstep.classify.classifier import Classifier
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import classify
 from lockstep.core.task import task_of

@@ -33,8 +33,8 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lockstep import numerics
+from lockstep.classify.classifier import Classifier
 from lockstep.classify.decoder import Decoder
-from lockstep.classify.predict import Classifier
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, printable
 from lockstep.files import Record
 from lockstep.launch.signals import StopRequest, handled_by

@@ -29,11 +29,11 @@ def fetch(name: str, data: Path | None = None) -> Iterator[str | Record]:
     """
     from lockstep.data import catalog, fetch as module
 
-    if name not in catalog.SOURCES:
+    if name not in catalog.CATALOG:
         raise LockstepError(
-            f"{unknown('dataset', name, catalog.SOURCES)}; folders of images need no download"
+            f"{unknown('dataset', name, catalog.CATALOG)}; folders of images need no download"
         )
-    source, data = catalog.SOURCES[name], data and given(data).absolute()
+    source, data = catalog.CATALOG[name], data and given(data).absolute()
     if not source.archives:
         yield {"dataset": name, "folder": None, "downloaded": False}
         yield f"{name} comes with lockstep: nothing to download"

@@ -152,8 +152,8 @@ def export(
     import numpy as np
     import torch
 
+    from lockstep.classify.classifier import run_of
     from lockstep.classify.export import exported, in_batches, in_float32, loaded, script
-    from lockstep.classify.predict import run_of
     from lockstep.core.task import task_of
     from lockstep.jobs.replica import read_splits, splits_of
 

@@ -4,7 +4,6 @@ First comes the draft of a recipe, in layers: what the user named, and what chan
 spec of a new run, or of one to continue; then the fields of a spec for an existing run.
 """
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -222,7 +221,7 @@ def folder_for(
             )
         # An outer launcher restarts failed processes with the same command, so it resumes without
         # --resume. A scheduler may always pass --resume, so it starts a run that does not exist.
-        restarted = world.launcher or "TORCHELASTIC_RUN_ID" in os.environ  # also of one process
+        restarted = world.launcher or world.elastic
         resume = (restarted and (path / "recipe.json").is_file()) or (resume and is_begun(path))
     elif run is not None:
         path = run.path

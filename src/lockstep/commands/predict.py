@@ -18,7 +18,7 @@ from lockstep.runs.statefile import step_or_best
 from lockstep.schema import validated
 
 if TYPE_CHECKING:
-    from lockstep.classify.predict import Classifier
+    from lockstep.classify.classifier import Classifier
 
 
 def load(
@@ -57,7 +57,7 @@ def load(
     """
     import torch
 
-    from lockstep.classify.predict import END_OTHERS, Classifier, weights_of
+    from lockstep.classify.classifier import END_OTHERS, Classifier, weights_of
     from lockstep.runs.provenance import compare, sources
 
     if not 0 < confident < 1:

@@ -17,8 +17,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from lockstep.config.recipe import Recipe
 from lockstep.core.digest import add_to, digest
-from lockstep.core.network import NORMS, Network, Shape, failure
+from lockstep.core.network import NORMS, Network, failure
 from lockstep.errors import LockstepError, unknown
+from lockstep.kernels import Shape
 from lockstep.kernels.portable import arithmetic, freeze
 from lockstep.messages import logger
 

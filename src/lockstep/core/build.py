@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep import rng
 from lockstep.config.recipe import Recipe
-from lockstep.core.network import Shape, persistent_buffers
+from lockstep.core.network import persistent_buffers
 from lockstep.core.state import NamedTensors
 from lockstep.errors import DATA, LockstepError, option
+from lockstep.kernels import Shape
 from lockstep.kernels.portable import arithmetic
 from lockstep.models import MODELS, TIMM
 from lockstep.schema import Fields, load_object

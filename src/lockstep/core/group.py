@@ -271,6 +271,7 @@ class Processes(Group):
 
     def broadcast(self, data: bytes) -> bytes:
         """Return process 0's `data` in every process."""
+        # The others need memory for the bytes before these are sent.
         length = torch.tensor([len(data)], device=self._device)
         self.send_from_first(length)
         payload = torch.empty(int(length), dtype=torch.uint8, device=self._device)

@@ -47,10 +47,11 @@ def updates(
             log.begin(step)
             told = steps.compute(step)
             requested = Requests()
-            if waiting is not None:
+            if waiting is not None:  # for the flags of the step before, while this one is computed
                 requested = waiting()
                 with monitor.pausing():
                     yield Requests()
+            # Saving and evaluating need the state after this very step.
             is_last = not ahead or boundary(step + 1) or step + 1 == bound.steps
             waiting = None if is_last or requested != Requests() else told
             if waiting is None:

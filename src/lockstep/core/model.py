@@ -7,11 +7,12 @@ import torch
 from lockstep.config.recipe import Recipe
 from lockstep.core.backbone import Backbone, head_of
 from lockstep.core.build import build_model, model_with, named_tensors
-from lockstep.core.network import Network, Shape, lr_factors, persistent_buffers
+from lockstep.core.network import Network, lr_factors, persistent_buffers
 from lockstep.core.state import NamedTensors, State
 from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
+from lockstep.kernels import Shape
 from lockstep.kernels.portable import arithmetic
 
 # A model's first layer is fitted to the patches of this many images, and of fewer if the images are

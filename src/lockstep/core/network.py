@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from lockstep.config.recipe import Recipe
 from lockstep.core.vector import copy_each
 from lockstep.errors import LockstepError, unknown
+from lockstep.kernels import Shape
 from lockstep.models import MODELS
-
-Shape = tuple[int, int, int]
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 

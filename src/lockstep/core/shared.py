@@ -34,7 +34,7 @@ class Memory:
         """Take memory for `length` float32 values."""
         # It has no name in /dev/shm, whose size containers limit. In another container, the same
         # path may be another file, so the file's own name is a secret.
-        self.secret = int.from_bytes(os.urandom(7))
+        self.secret = int.from_bytes(os.urandom(7))  # gathered as an int64, so not 8 bytes
         self.file = -1
         self._length = _HEADER + length
         self.problem: Exception | None = None

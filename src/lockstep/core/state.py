@@ -152,6 +152,7 @@ class State:
         time.
         """
         with arithmetic(self._recipe.arithmetic):
+            # As views of the vector, the gradients reach torch's optimizers without a copy.
             for name, gradient in self.by_name(gradients).items():
                 self.parameters[name].grad = gradient
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
@@ -283,6 +284,7 @@ class State:
             value, clean = tensors["loss_scale"].tolist()
             self._scale.value = value
             self._scale.clean = int(clean)
+        # In place, because parameters and averages are views of the flat vectors.
         for name, tensor in self._model_tensors().items():
             tensor.copy_(tensors[name])
         for name, tensor in tensors.items():

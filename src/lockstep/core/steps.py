@@ -324,7 +324,7 @@ class Ahead(Steps):
         for tower, stream in lanes:
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                tower.load(state)
+                tower.load_parameters(state)
         for place, number in enumerate(self._reduction.owned):
             tower, stream = lanes[place % len(lanes)]
             with torch.cuda.stream(stream):

@@ -63,7 +63,7 @@ class Tower:
         device = shard.images.device
         # Later towers of the step use the same weights.
         if self._loaded is not state or self._loaded_step != step:
-            self.load(state)
+            self.load_parameters(state)
             self._loaded = state
             self._loaded_step = step
         key = shard.tower, requests
@@ -90,7 +90,7 @@ class Tower:
     def _seed(self, step: int, tower: int) -> int:
         return rng.seed_for(self.bound.recipe.seed, "dropout", step, tower)
 
-    def load(self, state: State) -> None:
+    def load_parameters(self, state: State) -> None:
         """Copy the parameters of `state` into the network, before the towers of a step."""
         self._network.load_parameters(state.parameters)
 

@@ -139,6 +139,8 @@ class SharedMemory:
         """Write this member's slice of the sum, and copy those of the others."""
         slices = level.slices(total.numel())
         own = slices[level.place]
+        # In a row of its own, because others may still read it while this process writes the nodes
+        # of the next step.
         self._of(level, level.place, part)[-1, own].copy_(total[own])
         self._shared.meet()
         for place in level.others:

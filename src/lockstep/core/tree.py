@@ -19,6 +19,7 @@ def middle(low: int, high: int) -> int:
     """Return where the node [low, high) divides: low + the largest power of two below its number of
     towers.
     """
+    # A power of two on the left: so `NodeSum` can add towers in their order, like a carry.
     return low + (1 << (high - low - 1).bit_length() - 1)
 
 
@@ -41,6 +42,7 @@ def owned(towers: int, processes: int, process: int) -> range:
     """Return the contiguous range of towers of one process. The sizes of two processes' ranges
     differ by at most 1.
     """
+    # Neighbours are together in few nodes, and each node is a vector to exchange.
     return range(process * towers // processes, (process + 1) * towers // processes)
 
 

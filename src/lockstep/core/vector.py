@@ -161,6 +161,7 @@ class VectorBuilder:
         self._gradients: dict[int, Tensor] = {}
         self._excess: Tensor | None = None  # of the parts that are filled
         _, self._buffer_deltas, self.metrics = layout.unpack(self.values)
+        # Only what is not written later: to zero all would be a pass over memory.
         self.values[: layout.metric_length].zero_()
 
     def add_gradient(self, number: int, gradient: Tensor | None) -> None:

@@ -16,7 +16,7 @@ from lockstep.data.augmentations import (
 from lockstep.schema import registry_of
 
 # name -> the function that reads the dataset: (folder) -> {"train": Dataset, "test": Dataset, ...}.
-# SOURCES in catalog.py lists the files of each dataset and where to download them.
+# CATALOG in catalog.py lists the files of each dataset and where to download them.
 DATASETS = {
     "digits": "lockstep.data.readers:load_digits",
     "cifar10": "lockstep.data.readers:load_cifar10",

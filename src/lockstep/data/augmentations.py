@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from lockstep.kernels import Shape
 from lockstep.schema import Settings
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lockstep.data.transforms import Keys, Tensors, Values
-
-Shape = tuple[int, int, int]
 
 
 def _ordered(values: tuple[float, float]) -> tuple[float, float]:

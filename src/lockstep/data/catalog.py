@@ -35,7 +35,7 @@ class Archive(NamedTuple):
         return self.name.endswith(".tar.gz")
 
 
-class Source(NamedTuple):
+class DatasetFiles(NamedTuple):
     """The files of a dataset.
 
     Attributes:
@@ -93,14 +93,14 @@ _IDX_ARCHIVES = tuple(
     Archive(f"{name}.gz", _MNIST, size, sha256) for name, (size, sha256) in _IDX.items()
 )
 _ALL = (
-    Source("digits"),
-    Source("cifar10", _CIFAR10_FILES, ("cifar-10-batches-bin",), (_CIFAR10,)),
-    Source("mnist", _IDX_FILES, ("mnist", "MNIST/raw"), _IDX_ARCHIVES),
+    DatasetFiles("digits"),
+    DatasetFiles("cifar10", _CIFAR10_FILES, ("cifar-10-batches-bin",), (_CIFAR10,)),
+    DatasetFiles("mnist", _IDX_FILES, ("mnist", "MNIST/raw"), _IDX_ARCHIVES),
 )
-SOURCES = {source.name: source for source in _ALL}
+CATALOG = {source.name: source for source in _ALL}
 
 
-def find(source: Source, folder: Path | None) -> list[Path]:
+def find(source: DatasetFiles, folder: Path | None) -> list[Path]:
     """Return the paths of a dataset's files, one for each of `source.files`.
 
     If `folder` is given, only it is searched; else the folder that LOCKSTEP_DATA names and then the
@@ -123,7 +123,7 @@ def find(source: Source, folder: Path | None) -> list[Path]:
     )
 
 
-def searched(source: Source, folder: Path | None) -> tuple[list[Path], str]:
+def searched(source: DatasetFiles, folder: Path | None) -> tuple[list[Path], str]:
     """Return the same paths as `find`, and ""; where that raises [], and which folder lacks one of
     its files, or "".
     """
@@ -144,7 +144,7 @@ def searched(source: Source, folder: Path | None) -> tuple[list[Path], str]:
     return [], lacking
 
 
-def destination(source: Source, folder: Path | None) -> Path:
+def destination(source: DatasetFiles, folder: Path | None) -> Path:
     """Return the folder of a download: NAME in `folder`, else in LOCKSTEP_DATA if it is set, else
     in the cache.
     """
@@ -153,7 +153,7 @@ def destination(source: Source, folder: Path | None) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _roots(source: Source, folder: Path | None) -> list[Path]:
+def _roots(source: DatasetFiles, folder: Path | None) -> list[Path]:
     data = _stated(folder)
     roots = [data, data / source.name] if data else []
     return roots if folder else [*roots, cached(source.name)]

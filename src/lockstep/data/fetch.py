@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urljoin
 
 from lockstep.data import catalog
-from lockstep.data.catalog import SOURCES, Archive, Source
+from lockstep.data.catalog import CATALOG, Archive, DatasetFiles
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.files import locked, no_room, open_to_write
 from lockstep.messages import logger, progress
@@ -39,7 +39,7 @@ def ensure(name: str, folder: Path | None) -> None:
     folder of their own.
     Raises: LockstepError if files are missing in these cases, or if the download fails.
     """
-    source = SOURCES.get(name)
+    source = CATALOG.get(name)
     if source is None or not source.archives:
         return
     paths, lacking = catalog.searched(source, folder)
@@ -52,7 +52,7 @@ def ensure(name: str, folder: Path | None) -> None:
         logger.warning(f"dataset {name} is in {destination}")
 
 
-def fetch(source: Source, folder: Path) -> bool:
+def fetch(source: DatasetFiles, folder: Path) -> bool:
     """Download the dataset into `folder`, unless it is there. Return whether it was downloaded.
 
     The SHA-256 of each archive is verified. A folder that holds anything else is never touched.

@@ -25,7 +25,7 @@ from lockstep.pictures.manifest import ALL, SPLITS
 from lockstep.pictures.pixels import RowCache
 
 
-def load(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
+def read_folder(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
     """Return the splits of a surveyed folder, images [N, *decoding.shape].
 
     The SHA-256 of a split covers the classes, `decoding`, and the SHA-256 and label of each file.

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.catalog import SOURCES, find
+from lockstep.data.catalog import CATALOG, find
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError, option
 
@@ -69,7 +69,7 @@ def load_digits(folder: Path | None) -> dict[str, Dataset]:
 
 def load_cifar10(folder: Path | None) -> dict[str, Dataset]:
     """Return the 50 000 training and 10 000 test images, 32x32 RGB."""
-    paths = find(SOURCES["cifar10"], folder)
+    paths = find(CATALOG["cifar10"], folder)
     return {
         "train": read_cifar(paths[:5], records=10_000),
         "test": read_cifar(paths[5:], records=10_000),
@@ -115,7 +115,7 @@ def _require_labels(path: Path, labels: NDArray[np.uint8]) -> None:
 
 def load_mnist(folder: Path | None) -> dict[str, Dataset]:
     """Return MNIST: 55 000 training, 5 000 validation and 10 000 test images, 28x28 grey."""
-    paths = find(SOURCES["mnist"], folder)
+    paths = find(CATALOG["mnist"], folder)
     images, labels = read_mnist(paths[0], paths[1], count=60_000)
     test_images, test_labels = read_mnist(paths[2], paths[3], count=10_000)
     return {

@@ -64,7 +64,7 @@ def judge_checkpoint(
     dataset = replica.split(spec.split, spec.examples)
     run, checkpoint, notes = Run(spec.path), None, list[str]()
     if ctx.first:
-        checkpoint = run.load(spec.checkpoint)
+        checkpoint = run.read_checkpoint(spec.checkpoint)
         notes = _differences(spec, replica, checkpoint)
         for note in notes:
             logger.warning(note)

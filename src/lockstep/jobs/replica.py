@@ -22,9 +22,10 @@ from lockstep.core.steps import Observer
 from lockstep.core.task import Score
 from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
-from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, folder
+from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays
 from lockstep.data.dataset import Dataset, first_other_class
 from lockstep.data.fetch import ensure
+from lockstep.data.folder import read_folder
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record
 from lockstep.head import confidence, outliers
@@ -386,7 +387,7 @@ def read_splits(
         if recipe.dataset == IMAGE_FOLDER:
             if surveyed is None:
                 surveyed = recipe.survey(placement.data, classes).require_sound().examples()
-            return folder.load(surveyed, recipe.decoding)
+            return read_folder(surveyed, recipe.decoding)
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None
             if placement.data is not None:

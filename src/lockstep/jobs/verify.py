@@ -140,7 +140,7 @@ def _replay(run: Run, replica: Replica, ctx: Context, begin: int, end: int) -> l
     state, rows, checkpoint = replica.state, list[Record](), None
     known = _knows_initial(replica)
     if ctx.first and (begin or (not known and 0 in run.steps)):
-        checkpoint = run.load(begin)
+        checkpoint = run.read_checkpoint(begin)
     if checkpoint and not begin:
         logger.warning(
             f"the run starts from weights (init_sha256 {replica.recipe.init_sha256}), whose file "

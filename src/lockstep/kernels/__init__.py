@@ -10,3 +10,5 @@ into `fused._computed`, where the device decides.
 model is exported or traced. With gradients off, a kernel computes the same bits without an autograd
 function and stores nothing.
 """
+
+Shape = tuple[int, int, int]  # [C, H, W] of one image

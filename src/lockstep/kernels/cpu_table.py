@@ -71,7 +71,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """
     if a.dtype != torch.float32 or not for_this_cpu().onednn:
         return torch.matmul(a, b)
-    if a.ndim == 3:
+    if a.ndim == 3:  # The operator takes one matrix at a time.
         return torch.stack([matmul(*pair) for pair in zip(a, b, strict=True)])
     return _onednn(a, b.mT)
 

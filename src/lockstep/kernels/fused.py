@@ -17,14 +17,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from lockstep.kernels import portable, reference
+from lockstep.kernels import Shape, portable, reference
 from lockstep.kernels.reference import Padding
 from lockstep.kernels.winograd import Winograd, applies
 
 # of the convolution's output in bfloat16: about the size of a core's caches
 _CHUNK_BYTES = 5 * 2**19
 
-Shape = tuple[int, int, int]  # [C, H, W] of one image
 Tensors = tuple[Tensor, ...]
 # What the backward pass of one chunk needs: from the convolution, and from the operations after it.
 Saved = tuple[Tensor, Tensors]

@@ -32,6 +32,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     pairs = (other < channels) & (channel < channels)
     weights = tl.load(band + other * channels + channel, pairs, 0.0).to(tl.float32)
     values = tl.load(x + places, inside, 0.0).to(tl.float32)
+    # By default, a dot product rounds its factors to TF32.
     divisor = 1.0 + tl.dot(values * values, weights, input_precision="ieee")
     root = tl.rsqrt(divisor)
     scale = tl.sqrt(root) * root
@@ -55,5 +56,6 @@ def local_response(x: Tensor, band: Tensor, gradient: Tensor | None = None) -> T
     count, side = result.numel() // channels, max(16, triton.next_power_of_2(channels))
     numbers = count, channels, gradient is not None, _PIXELS, side
     grid = (triton.cdiv(count, _PIXELS),)
+    # Otherwise the compiler decides which products and sums are rounded together.
     _kernel[grid](*inputs, band, result, *numbers, enable_fp_fusion=False)
     return result

@@ -107,6 +107,7 @@ class Winograd:
         self._tiles = tuple(ceil(n / m) for n in self._out)
         self._spans = list(product(*(_spans(extent, m) for extent in self._out)))
         self._t = m + over
+        # Once for all images, so that float32 costs little there.
         wide = torch.promote_types(weight.dtype, torch.float32)
         self._input_transform = _transform(side, m, 0, weight.dtype)
         self._output_transform = _transform(side, m, 1, weight.dtype)
@@ -210,6 +211,7 @@ class Winograd:
         whole, inside = self._padded(len(x), x)
         top, left = self._offset
         height, width = self._size
+        # The borders alone: zeroing all would be a pass over memory.
         whole[:, :top].zero_()
         whole[:, top + height :].zero_()
         whole[:, :, :left].zero_()

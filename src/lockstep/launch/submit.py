@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -25,7 +26,7 @@ from lockstep.files import NOTED, Record, noted
 from lockstep.jobs.specs import Output, Spec
 from lockstep.launch.signals import handled_by
 from lockstep.launch.supervisor import Outcome as Outcome, Relay, Supervisor, begun, stopped
-from lockstep.launch.world import RENDEZVOUS, SERVED, World
+from lockstep.launch.world import RENDEZVOUS, World
 from lockstep.messages import LoggedLines, logger
 from lockstep.text import plural, size
 
@@ -78,20 +79,8 @@ def submit(
         and (group := sys.modules.get("torch.distributed"))
         and group.is_initialized()
     ):
-        variables[SERVED] = "True"
-    most = world.processes if world.launcher else capacity(spec.recipe, spec.placement)
-    processes = asked or min(spec.recipe.towers, most)
-    if processes > 1 and not world.launcher and not hardware.has_loopback():
-        problem = f"the network interface {hardware.LOOPBACK}, which processes need, has no address"
-        if asked:
-            raise LockstepError(
-                f"{problem}: bring it up (ip link set {hardware.LOOPBACK} up), or leave out "
-                f"{option('processes')}",
-                ENVIRONMENT,
-            )
-        if not output.quiet:
-            logger.warning(f"{problem}, so one process computes everything")
-        processes = 1
+        world = replace(world, served=True)
+    processes = world.processes if world.launcher else _processes_here(spec, output)
     with contextlib.ExitStack() as stack:
         name = stack.enter_context(_temporary_folder(processes))
         relay = None
@@ -123,6 +112,26 @@ def submit(
     if stdout is not None and job.killed:
         raise KeyboardInterrupt
     return outcome
+
+
+def _processes_here(spec: Spec, output: Output) -> int:
+    """Return the number of processes, all on this host. Raises: LockstepError if there cannot be as
+    many as are asked for.
+    """
+    asked, most = spec.placement.processes, capacity(spec.recipe, spec.placement)
+    processes = asked or min(spec.recipe.towers, most)
+    if processes == 1 or hardware.has_loopback():
+        return processes
+    problem = f"the network interface {hardware.LOOPBACK}, which processes need, has no address"
+    if asked:
+        raise LockstepError(
+            f"{problem}: bring it up (ip link set {hardware.LOOPBACK} up), or leave out "
+            f"{option('processes')}",
+            ENVIRONMENT,
+        )
+    if not output.quiet:
+        logger.warning(f"{problem}, so one process computes everything")
+    return 1
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from lockstep import errors, hardware
+from lockstep import errors
 from lockstep.core.monitor import Beat, HeartbeatFile
 from lockstep.core.tree import owned_in_words
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
@@ -28,7 +28,7 @@ from lockstep.files import Record
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.jobs.weights import known_weights
 from lockstep.launch.signals import StopRequest, masked, stopped_by
-from lockstep.launch.world import RENDEZVOUS, World
+from lockstep.launch.world import World
 from lockstep.messages import logger
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import DamagedFileError
@@ -221,19 +221,8 @@ class Supervisor:
         (self._start_folder / "spec").write_bytes(
             pickle.dumps((self.spec, self.output, errors.in_python, import_folders))
         )
-        for process in [self.world.process] if self.world.launcher else range(self.processes):
-            # In an outer launch, the launcher's variables number the worker.
-            place = {RENDEZVOUS: ""}
-            if not self.world.launcher:
-                # They meet in a file, so no port can be in use already, and listen only where no
-                # other host connects.
-                place = {
-                    "RANK": str(process),
-                    "WORLD_SIZE": str(self.processes),
-                    "LOCAL_RANK": str(process),
-                    RENDEZVOUS: str(self._start_folder / "rendezvous"),
-                    "GLOO_SOCKET_IFNAME": hardware.LOOPBACK,
-                }
+        places = self.world.workers(self.processes, self._start_folder / "rendezvous")
+        for process, place in places.items():
             self._heartbeats[process] = HeartbeatFile(self._start_folder / f"heartbeat-{process}")
             # A worker that is sent a signal receives it when it has its handlers.
             with masked(signal.SIG_BLOCK):
@@ -289,7 +278,7 @@ class Supervisor:
                 if idle_s >= limit_s and not self.world.launcher:
                     where = max(seen.values(), key=lambda beat: beat.step).where
                     return f"the run hangs: no process has moved on for {idle_s:.0f} s, {where}"
-                if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != self._started_by:
+                if self.world.elastic and os.getppid() != self._started_by:
                     raise LockstepError("torchrun has ended, so this process ends too", ENVIRONMENT)
             except KeyboardInterrupt:  # in a program that calls Lockstep
                 self.request.remember(signal.SIGINT, None)

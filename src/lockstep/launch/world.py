@@ -11,10 +11,10 @@ import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from lockstep.errors import ENVIRONMENT, LockstepError, option
 from lockstep.messages import waiting
@@ -23,20 +23,45 @@ from lockstep.text import duration, few
 # The file in which the worker processes of one host find each other; "" in a worker process of an
 # outer launch.
 RENDEZVOUS = "LOCKSTEP_RENDEZVOUS"
-# Set to "True" by torchrun, and for programs that have a process group: another program serves the
-# store.
-SERVED = "TORCHELASTIC_USE_AGENT_STORE"
+_ELASTIC = "TORCHELASTIC_RUN_ID"  # set by torchrun, also for one process
+# "True" where torchrun serves the store, or a process group that the program has.
+_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 
-# Launchers, with the variables that number a process: among all, how many, on its host. The first
-# that fits counts: torchrun may run in a task of srun, and mpirun starts its processes on other
-# hosts with srun.
-_LAUNCHERS = {
-    "RANK and WORLD_SIZE": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, Kubernetes, Ray Train
-    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+
+class Launcher(NamedTuple):
+    """A program that starts the processes of a job, by its `name` in messages and the variables
+    that it sets.
+
+    process, processes, local: number a process among all, count them, and number it on its host.
+    mark: also set, where other launchers set the rest too; "" if they do not.
+    """
+
+    name: str
+    process: str
+    processes: str
+    local: str
+    mark: str = ""
+
+
+# The first that fits counts: torchrun may run in a task of srun, and both kinds of mpirun may start
+# their processes on other hosts with srun.
+LAUNCHERS = (
+    # torchrun, Kubernetes, Ray Train
+    Launcher("RANK and WORLD_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+    ),
+    # srun --mpi=pmi2 sets the first two, and only SLURM_LOCALID for the third.
+    Launcher(
+        "MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", mark="MPI_LOCALRANKID"
+    ),
     # Only srun sets the step's number of tasks. A batch script, which has SLURM_PROCID too, is one
     # process.
-    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-}
+    Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
 JOIN_S = 600.0  # for all processes to start
 ANSWER_S = 30.0  # for process 0, once a program listens at its address
 _POLL_S = 0.05
@@ -50,12 +75,14 @@ class World:
 
     Attributes:
         launcher: the outer launcher, which decides about the processes: "RANK and WORLD_SIZE"
-            (torchrun sets these too), "Open MPI" or "Slurm"; "" for a program that was started
-            alone, and for its worker processes.
+            (torchrun sets these too), "Open MPI", "MPICH or Intel MPI" or "Slurm"; "" for a program
+            that was started alone, and for its worker processes.
         process, processes: its number, and how many there are on all hosts.
         local: its number on this host, which chooses its GPU.
         rendezvous: where the processes find each other: a file on one host, else an address and a
             port; None for a program that was started alone.
+        elastic: True if torchrun started this program, also as the only one.
+        served: True if another program serves the store at the address.
     """
 
     launcher: str = ""
@@ -63,6 +90,8 @@ class World:
     processes: int = 1
     local: int = 0
     rendezvous: Path | tuple[str, int] | None = None
+    elastic: bool = False
+    served: bool = False
 
     @staticmethod
     def from_environment(variables: Mapping[str, str] = os.environ) -> "World":
@@ -72,21 +101,44 @@ class World:
         connect.
         """
         if file := variables.get(RENDEZVOUS):
-            process, processes, local = (
-                int(variables[name]) for name in _LAUNCHERS["RANK and WORLD_SIZE"]
-            )
+            own = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+            process, processes, local = (int(variables[name]) for name in own)
             return World("", process, processes, local, Path(file))
+        elastic, served = _ELASTIC in variables, variables.get(_SERVED) == "True"
         # Batch scripts export WORLD_SIZE alone, for programs that want it, so a launcher with both
         # numbers comes first.
         for enough in (all, any):
-            for launcher, names in _LAUNCHERS.items():
+            for launcher, *names, mark in LAUNCHERS:
                 given = {
                     name: variables.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")
                 }
                 number, count = given[names[0]], given[names[1]]
+                if mark and mark not in variables:
+                    continue
                 if enough((number, count)) and (number or "0", count or "1") != ("0", "1"):
-                    return _outer(launcher, given)
-        return World()
+                    return replace(_outer(launcher, given), elastic=elastic, served=served)
+        return World(elastic=elastic)
+
+    def workers(self, processes: int, meeting: Path) -> dict[int, dict[str, str]]:
+        """Return the variables of each worker that this program starts, by its number: of its own
+        in an outer launch, otherwise of all `processes`, which meet in the file `meeting`.
+        """
+        from lockstep import hardware  # imports psutil, for which no --help waits
+
+        if self.launcher:  # whose variables number the worker
+            return {self.process: {RENDEZVOUS: "", _SERVED: str(self.served)}}
+        # They meet in a file, so no port can be in use already, and listen only where no other host
+        # connects.
+        return {
+            number: {
+                "RANK": str(number),
+                "WORLD_SIZE": str(processes),
+                "LOCAL_RANK": str(number),
+                RENDEZVOUS: str(meeting),
+                "GLOO_SOCKET_IFNAME": hardware.LOOPBACK,
+            }
+            for number in range(processes)
+        }
 
 
 def _outer(launcher: str, given: Mapping[str, str]) -> World:
@@ -131,7 +183,7 @@ def meet(world: World, device: str) -> Store:
     if isinstance(world.rendezvous, Path):
         return dist.FileStore(str(world.rendezvous), world.processes)  # type: ignore[attr-defined]
     assert world.rendezvous is not None
-    serves = world.process == 0 and os.environ.get(SERVED) != "True"
+    serves = world.process == 0 and not world.served
     wait, (host, port) = _Wait(), world.rendezvous
     try:
         with waiting(
@@ -207,10 +259,7 @@ def _agree(store: Store, world: World, device: str, wait: _Wait) -> Store:
         store.set(f"here/{world.process}", own)
         # A store that process 0 serves is there only if process 0 is. If it does not answer, it is
         # of another run.
-        store.wait(
-            [f"start/{own}"],
-            timedelta(seconds=JOIN_S if os.environ.get(SERVED) == "True" else ANSWER_S),
-        )
+        store.wait([f"start/{own}"], timedelta(seconds=JOIN_S if world.served else ANSWER_S))
         part = dist.PrefixStore(store.get(f"start/{own}").decode(), store)  # type: ignore[attr-defined]
         part.set(f"identity/{world.process}", json.dumps([socket.gethostname(), identity]))
         wait.who, wait.why = "the others", "process 0 waits for them too"

@@ -37,7 +37,6 @@ from lockstep.pictures.threads import in_threads
 from lockstep.text import plural, size
 
 Bytes = NDArray[np.uint8]
-Shape = tuple[int, int, int]
 
 _ENTRY = np.dtype([("id", "V32"), ("checksum", "<u4")])
 _UNWRITTEN = bytes(32)  # the id of an entry that was not finished
@@ -58,7 +57,7 @@ class RowCache:
         ids: the id of each row.
     """
 
-    def __init__(self, key: str, shape: Shape) -> None:
+    def __init__(self, key: str, shape: tuple[int, int, int]) -> None:
         """Open the file of the rows (H, W, C) of `shape` that `key` decides. Without a file there
         are no rows.
         """

@@ -207,9 +207,9 @@ class Run:
 
         Raises: LockstepError if there is none.
         """
-        return self.model if self.model.is_file() else self.load().path
+        return self.model if self.model.is_file() else self.read_checkpoint().path
 
-    def load(self, which: int | Literal["best"] | None = None) -> StateFile:
+    def read_checkpoint(self, which: int | Literal["best"] | None = None) -> StateFile:
         """Return the checkpoint after `which` updates, or the best one; by default the newest valid
         one.
 

@@ -74,7 +74,9 @@ def _filled(
 
 @cache
 def _first(device: torch.device) -> Tensor:
-    """Return the mixed numbers of the first elements of any draw."""
+    """Return the mixed numbers of the first elements of any draw. They do not depend on its key, so
+    they are computed once.
+    """
     return _mix(torch.arange(1 << 18, device=device))
 
 

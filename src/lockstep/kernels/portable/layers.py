@@ -1,5 +1,8 @@
 """Layers, losses and optimizers by exact sums and single operations, forwards and backwards.
 
+Why: torch's own add in an order that depends on the device, and take roots, exponentials and
+logarithms from its libraries.
+
 `@portable(...)` above a function states the operations of torch that it computes; operations.py
 says how to add one.
 """
@@ -44,6 +47,7 @@ def batch_norm(
         least = rows.amin(1)
         sums = column_sums(rows, torch.maximum(most, -least))[0]
         batch_mean = elementary.divided(sums, count).float()
+        # Not the mean of the squares less the square of the mean, where most digits may cancel.
         centred = rows - batch_mean
         largest = torch.maximum(most - batch_mean, batch_mean - least)
         squares = column_sums(centred * centred, largest * largest)[0]
@@ -159,6 +163,7 @@ def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     if not (x.ndim and x.numel()):
         raise NotImplementedError
     wide = x.movedim(dim, -1).double()
+    # The largest exponential is 1, so none is infinite.
     shifted = wide - wide.amax(-1, keepdim=True)
     return shifted, elementary.tree_sum(elementary.exp(shifted))
 

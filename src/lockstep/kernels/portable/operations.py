@@ -1,5 +1,7 @@
 """The portable functions of torch's operations: arithmetic, sums, products, order and resizing.
 
+Why: torch's own sums, products and resizing round in an order that depends on the device.
+
 Those of layers, losses and optimizers are in layers.py, random draws in draws.py. Look for a name
 of torch: it is in `_EXPRESSIONS`, or `@portable("add", ...)` stands above a function that computes
 it.

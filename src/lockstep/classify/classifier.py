@@ -349,7 +349,7 @@ def weights_of(
     if which is None and run.model.is_file():
         file = read(run.model)
     else:
-        file = run.load(which)
+        file = run.read_checkpoint(which)
         file = replace(
             file,
             tensors=classifier_weights(file.tensors),
