@@ -39,7 +39,7 @@ EXCEPTIONS = {
     "commands/serve.py": {"--allow-origin", "--host"},
     "config/recipe.py": {"--json"},  # `toml` is for `show`
     "pictures/check.py": {"--json"},
-    "pictures/formats.py": {"--data"},  # of commands
+    "pictures/foreign.py": {"--data"},  # of commands
     "data/fetch.py": {"--data"},  # of `lockstep data fetch`
     "errors.py": {"--", "--no-", "--checkpoint"},  # `option` itself
     "jobs/verify.py": {"--from"},

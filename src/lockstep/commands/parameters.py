@@ -75,7 +75,7 @@ _HINTS: dict[str, dict[str, Any]] = {
 _JSON = "Print the result as JSON on stdout, one record per line, and nothing else there."
 
 
-def shell(
+def command_of(
     module: str,
     name: str,
     options: Mapping[str, Any] = MappingProxyType({}),

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import lockstep
 from lockstep import errors
-from lockstep.commands.parameters import shell
+from lockstep.commands.parameters import command_of
 from lockstep.config.options import FolderOptions, PlacementOptions, RecipeOptions
 from lockstep.errors import (
     CRASH,
@@ -100,15 +100,15 @@ Exit codes:
 )
 
 COMMANDS = {
-    "eval": shell("evaluate", "evaluate", within="evaluate_or_watch"),
-    "predict": shell("predict", "predict"),
-    "serve": shell("serve", "serve", json=False),
-    "report": shell("report", "report", json=False),
-    "export": shell("export", "export"),
-    "verify": shell("verify", "verify"),
-    "doctor": shell("doctor", "doctor"),
-    "recipes": shell("recipes", "recipes"),
-    "show": shell("recipes", "show"),
+    "eval": command_of("evaluate", "evaluate", within="evaluate_or_watch"),
+    "predict": command_of("predict", "predict"),
+    "serve": command_of("serve", "serve", json=False),
+    "report": command_of("report", "report", json=False),
+    "export": command_of("export", "export"),
+    "verify": command_of("verify", "verify"),
+    "doctor": command_of("doctor", "doctor"),
+    "recipes": command_of("recipes", "recipes"),
+    "show": command_of("recipes", "show"),
 }
 # The argument of `train`, and the options that most people use.
 _USUAL = (
@@ -190,8 +190,8 @@ def _multi_label(arguments: Sequence[str]) -> str:
 
 
 DATA_COMMANDS = {
-    "fetch": shell("data", "fetch"),
-    "check": shell("data", "check", FolderOptions.__annotations__),
+    "fetch": command_of("data", "fetch"),
+    "check": command_of("data", "check", FolderOptions.__annotations__),
 }
 data = typer.Typer(
     no_args_is_help=True,
@@ -215,7 +215,7 @@ _OF_TRAIN = (
     | PlacementOptions.__annotations__
 )
 for group, kind, commands in (
-    (app, _Train, {"train": shell("train", "train", _OF_TRAIN)}),
+    (app, _Train, {"train": command_of("train", "train", _OF_TRAIN)}),
     (app, _Command, COMMANDS),
     (data, _Command, DATA_COMMANDS),
 ):

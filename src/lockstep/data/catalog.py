@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import cached, near
 from lockstep.messages import command
-from lockstep.pictures.formats import named_format
+from lockstep.pictures.foreign import named_format
 
 
 class Archive(NamedTuple):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import near, stamps
-from lockstep.pictures.formats import named_format
+from lockstep.pictures.foreign import named_format
 
 TABLES = {"csv", "tsv"}
 _IMAGES = re.compile(

@@ -20,7 +20,7 @@ from lockstep.pictures.decode import Fit
 from lockstep.pictures.doubts import doubts
 from lockstep.pictures.examples import Examples
 from lockstep.pictures.folders import by_folders
-from lockstep.pictures.formats import named_format
+from lockstep.pictures.foreign import named_format
 from lockstep.pictures.index import Photo, read_photos
 from lockstep.pictures.listing import no_collections, require_folder
 from lockstep.pictures.manifest import ALL, UNSTATED, LabelSource, Manifest

@@ -8,7 +8,7 @@ from tests.images import lay, pictures, table
 
 from lockstep.data import catalog
 from lockstep.errors import DATA, LockstepError
-from lockstep.pictures.formats import named_format
+from lockstep.pictures.foreign import named_format
 from lockstep.pictures.listing import require_folder
 from lockstep.pictures.survey import survey_folder
 
