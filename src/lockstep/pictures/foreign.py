@@ -24,7 +24,7 @@ _COMMANDS = {
 
 @cache
 def _known() -> dict[str, Any]:
-    """Return what formats.toml has, which describes itself."""
+    """Return what foreign.toml has, which describes itself."""
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
