@@ -412,6 +412,8 @@ def drift(call: Call) -> Figures:
     """How many of CIFAR-10's test images get another answer than on one process from a network that
     PyTorch DDP has trained on two or four, a seed a round.
     """
+    if call.data is None:
+        raise SystemExit("drift trains on CIFAR-10: give its folder as --data")
     program = [sys.executable, "-m", "benchmarks.peers.ddp_drift"]
     one, *others = (
         record_of([*program, n, *data_option(call.data), "--seed", call.number])["answers"]

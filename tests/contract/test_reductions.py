@@ -64,10 +64,13 @@ def reduction_of(members, towers, kind):
 
 
 def reduced(members, kind, towers):
-    """Return the bits of two sums: the second one reuses the buffers of the first."""
+    """Return the bits of two sums: the second one reuses the buffers of the first, and gets the
+    sums of all nodes at once.
+    """
     reduction = reduction_of(members, towers, kind)
     assert reduction.exact == (kind != "allreduce")
-    return [bits(summed(reduction, map(vector, reduction.owned))) for _ in range(2)]
+    first = bits(summed(reduction, map(vector, reduction.owned)))
+    return [first, bits(reduction.total_of(reduction.node_sums(map(vector, reduction.owned))))]
 
 
 def test_an_unknown_kind_is_refused_and_a_known_one_described():

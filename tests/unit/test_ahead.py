@@ -115,6 +115,16 @@ def test_towers_side_by_side_have_the_bits_of_one_after_the_other():
     assert {*begun} <= {other for stream, other in Stream.waits}
 
 
+def test_a_lane_waits_before_its_next_tower(monkeypatch):
+    """The memory of the vector before is free again, and the main stream may still add it."""
+    monkeypatch.setattr("lockstep.core.steps._LANES", 2)
+    main, changes = Stream.current, {"towers": 4, "batch": 8}
+    Stream.waits.clear()
+    assert same(trained(changes=changes, side_by_side=True), trained(changes=changes))
+    lanes = {stream for stream, other in Stream.waits if stream is not main}
+    assert len(lanes) == 2 + 1  # also the stream of the second training's graphs
+
+
 def test_portable_adam_has_the_bits_of_a_host_that_takes_part():
     changes = {"optimizer": "adamw", "arithmetic": "portable", "weight_decay": {"default": 0.1}}
     assert same(trained(3, changes=changes, as_graph=False), trained(3, None, changes, ahead=False))

@@ -73,6 +73,9 @@ def test_photos_weight_decay_follows_classes_images_or_the_user():
     stated = {"multi_label": True}
     settings = fitting(found, stated, "photos").settings
     assert settings.pop("decay_factors") == [0.25, 0.5, 1, 2, 4, 8, 16]
+    of_timm = stated | {"model": "timm:resnet18", "head": "fc"}
+    assert "decay_factors" in fitting(found, of_timm, "photos").settings
+    assert "decay_factors" not in fitting(found, stated | {"head": None}, "photos").settings
     assert settings == {"weight_decay.default": 0.014}
     assert not fitting(found, stated | {"weight_decay.default": 1.0}, "photos").settings
     assert (

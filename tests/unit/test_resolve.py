@@ -30,6 +30,9 @@ def test_a_folder_of_images_is_the_dataset_of_the_recipe_folder(photos, monkeypa
     monkeypatch.chdir(photos.parent)
     for word in ("photos", "photos/", "./photos"):
         assert drafted(word, {}).images == photos
+    # For other data, the word is the recipe.
+    draft = drafted("photos", {"dataset": "memory", "dataset_sha256": "0" * 64})
+    assert (draft.images, draft.named.fits) == (None, ("photos",))
 
 
 def test_without_a_recipe_a_folder_is_trained_as_its_path_says(photos, tmp_path):

@@ -86,8 +86,8 @@ class Classifier:
             )
         except ValueError as error:
             raise _damaged(file, error) from None
-        found_from = self.confidence.found_from
-        self.thresholds = None if found_from is None else torch.tensor(found_from)
+        least = self.confidence.found_from
+        self.thresholds = None if least is None else torch.tensor(least, dtype=torch.float32)
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_shape))

@@ -81,7 +81,8 @@ def named_by(
     # `lockstep train photos` means the folder photos here, not the recipe, which would need --data.
     # Path("digits") is a folder.
     by_name = isinstance(what, str) and what in RECIPES
-    if by_name and (data or get_recipe(str(what)).dataset != IMAGE_FOLDER):
+    own_data = data is not None or "dataset" in changes
+    if by_name and (own_data or get_recipe(str(what)).dataset != IMAGE_FOLDER):
         return _built_in(str(what), data)
     path = files.given(what)
     if path.suffix == ".toml":

@@ -76,7 +76,7 @@ class Draft:
 
     Attributes:
         named: what the user named.
-        layers: all layers but the lowest one.
+        layers: all layers above the lowest one and what fits images.
         recipe: what the layers make.
         notes: messages about the recipe, for the user and the run's log.
         details: what was chosen for the user, for the log.

@@ -57,8 +57,8 @@ class Placement(Settings):
         reduction: How the vectors of the towers are added: tree, or allreduce, which is not exact.
             Default: tree.
         graphs: On a GPU, launch a step as one CUDA graph where that keeps its bits. Default: on.
-        side_by_side: On a GPU, compute the towers of a process at the same time, each with a copy
-            of the network, where steps are CUDA graphs. Default: off.
+        side_by_side: On a GPU, compute up to 8 towers of a process at the same time, each with a
+            copy of the network. Default: off.
         log_every: Steps between two lines of the log. Default: 10 in log.txt, and a line every 10
             seconds elsewhere.
         save_every: Steps between two checkpoints. Default: 1000.

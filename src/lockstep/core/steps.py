@@ -26,6 +26,7 @@ from lockstep.kernels.portable.layers import adam_rates
 
 # The host draws the values of several steps together: those of this many examples, or steps.
 _EXAMPLES, _STEPS = 4096, 32
+_LANES = 8  # towers that a GPU computes side by side
 
 
 class Observer:
@@ -208,11 +209,11 @@ class Ahead(Steps):
 
     def __init__(self, *args: Any, as_graph: bool, side_by_side: bool) -> None:
         """Compute kernel by kernel, with the same bits, unless `as_graph`; and one tower after the
-        other unless `side_by_side`.
+        other unless `side_by_side`: then in lanes, each with a stream and a copy of the network.
         """
         super().__init__(*args)
         recipe, owned = self._recipe, self._reduction.owned
-        others = owned[1:] if side_by_side else ()
+        others = owned[1:_LANES] if side_by_side else ()
         self._towers = [self._tower, *(self._tower.copy() for _ in others)]
         self._streams = [torch.cuda.Stream() for _ in others]  # type: ignore[no-untyped-call]
         captured = partial(Captured, "steps", exact=recipe.exact, as_graph=as_graph)
@@ -319,7 +320,6 @@ class Ahead(Steps):
 
     def _vectors(self, state: State) -> Iterator[Tensor]:
         main = torch.cuda.current_stream()
-        # A tower has a stream of its own if all are computed side by side.
         lanes = [*zip(self._towers, [main, *self._streams], strict=True)]
         for tower, stream in lanes:
             stream.wait_stream(main)
@@ -327,6 +327,10 @@ class Ahead(Steps):
                 tower.load_parameters(state)
         for place, number in enumerate(self._reduction.owned):
             tower, stream = lanes[place % len(lanes)]
+            # The main stream still adds the vector of the tower before in this lane, whose memory
+            # is free again. And what a first step keeps for all towers may not be computed yet.
+            if place >= len(lanes) or not self._before:
+                stream.wait_stream(main)
             with torch.cuda.stream(stream):
                 own = {name: self._values[name][place] for name in self._drawn}
                 if self._pixels is not None:

@@ -322,7 +322,7 @@ class Task:
 
     def own(self, labels: Tensor, classes: int) -> Tensor:
         """Return which of the `classes` each example has, bool [b, classes]."""
-        return functional.one_hot(labels, classes).bool()
+        return labels[:, None] == torch.arange(classes, device=labels.device)
 
     def found(self, probabilities: Tensor, thresholds: Sequence[float] | None) -> Tensor:
         """Return which classes each example gets, bool [b, classes]: the most probable one."""

@@ -27,9 +27,9 @@ class Tower:
     """Computes the towers of a process for a `bound` recipe: from (state, shard, step) one flat
     float32 vector, in the order of `layout`.
 
-    A tower is one of T equal shares of the batch, computed alone. All towers of a process share
-    this object and its copy of the network. They run one after the other, and each starts from the
-    same weights and buffers.
+    A tower is one of T equal shares of the batch, computed alone. Towers that share
+    this object and its copy of the network run one after the other, and each starts from the same
+    weights and buffers.
     """
 
     def __init__(self, bound: BoundRecipe, network: Network) -> None:

@@ -1,5 +1,5 @@
-"""The files of a folder: its images, and what else lies there. Nothing is read but names, sizes and
-times, and nothing is known of classes.
+"""The files of a folder: its images, and what else lies there. Nothing is read but names, sizes,
+times, and the first bytes of files without a suffix, and nothing is known of classes.
 """
 
 import gc

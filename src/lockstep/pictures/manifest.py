@@ -1,8 +1,8 @@
 """The manifest of a folder of images: which of its files are examples, with which labels, split and
 group.
 
-A reader makes it of a listing: `folders.py` from the names of folders, `names.py` from paths that
-an expression searches, and `tables.py` from CSV files. None of them opens an image.
+`folders.py` makes it of a listing, from the names of folders. `names.py` changes it by an
+expression that searches paths, and `tables.py` by CSV files. None of them decodes an image.
 """
 
 import re
@@ -81,7 +81,7 @@ class Manifest(NamedTuple):
         source: where the user says that labels, splits and groups stand.
         partial: whether it may lack training images.
         listing: the files of the folder.
-        rows: path -> what is said of this image, sorted by split, labels and path.
+        rows: path -> what is said of this image, in order of split, labels and path.
         unlabelled: the paths of the other images.
         folders: split -> its folder relative to the root, for those of SPLITS that exist; {"": ""}
             without splits.

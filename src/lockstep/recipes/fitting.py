@@ -74,7 +74,7 @@ def decay_of_head(stated: Fields, multi_label: bool, classes: int, count: int) -
         return {}
     decay = _DECAY_OF_MULTI_LABEL if multi_label else _DECAY / classes
     settings: Changes = {"weight_decay.default": float(f"{decay / count**0.5:.2g}")}
-    if multi_label and "head" not in stated:
+    if multi_label and stated.get("head", True):
         settings["decay_factors"] = _DECAY_FACTORS
     return settings
 

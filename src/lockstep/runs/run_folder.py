@@ -235,7 +235,7 @@ def refuse_existing(path: Path) -> None:
 def _exists(path: Path) -> LockstepError:
     return LockstepError(
         f"{path} exists, and a run is never overwritten: continue it with "
-        f"{option('resume', True)}, or choose an {option('name')} other than {path.name}"
+        f"{option('resume', True)}, or choose another {option('name')} than {path.name}"
     )
 
 
