@@ -84,14 +84,14 @@ class Memory final : public c10::Allocator {
 
 Memory memory;
 
-// A view of a tensor for the host, which may use it until the object ends.
+// A view of a tensor for the host, which may use it until the object ends. It owns no tensor of Python's: to release one,
+// it would wait for the interpreter with the lock, for which a thread in the interpreter may wait.
 class Opened {
  public:
-  explicit Opened(const at::Tensor& tensor) : lock_(Memory::mutex), tensor_(tensor), on_host(tensor) {
-    if (!tensor.is_cuda()) return;
-    Memory::protect(tensor, PROT_READ | PROT_WRITE);
+  explicit Opened(const at::Tensor& tensor) : lock_(Memory::mutex), tensor_(tensor) {
+    if (tensor.is_cuda()) Memory::protect(tensor, PROT_READ | PROT_WRITE);
     char* start = static_cast<char*>(const_cast<void*>(tensor.storage().data()));
-    void* first = start + tensor.storage_offset() * tensor.element_size();
+    void* first = tensor.is_cuda() ? start + tensor.storage_offset() * tensor.element_size() : tensor.data_ptr();
     on_host = at::from_blob(first, tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
   }
   ~Opened() {
@@ -100,7 +100,7 @@ class Opened {
 
  private:
   std::lock_guard<std::recursive_mutex> lock_;
-  at::Tensor tensor_;
+  const at::Tensor& tensor_;
 
  public:
   at::Tensor on_host;
