@@ -70,7 +70,6 @@ class Network:
             norms[name] for name in untrained_layers(recipe, norms, self.parameters)
         ]
         self.buffers = persistent_buffers(self.module)
-        self._one = torch.ones((), device=device)  # the gradient of a loss
         drops = (m.p for m in self.module.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
         self.draws = recipe.model not in MODELS or any(drops)
 
@@ -116,11 +115,7 @@ class Network:
             # Not backward(): it copies every gradient that does not lie in memory as its parameter
             # does.
             inputs = [parameters[number] for number in trained] if loss.requires_grad else []
-            found = (
-                torch.autograd.grad(loss, inputs, self._one, materialize_grads=True)
-                if inputs
-                else ()
-            )
+            found = torch.autograd.grad(loss, inputs, materialize_grads=True) if inputs else ()
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 raise LockstepError(
