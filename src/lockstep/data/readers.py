@@ -1,6 +1,6 @@
 """The readers of the built-in datasets: digits, CIFAR-10 and MNIST, in their original formats.
 
-digits: 1 797 handwritten digits, 8x8 grey, which come with this package. Source: E. Alpaydin and C.
+digits: 1,797 handwritten digits, 8x8 grey, which come with this package. Source: E. Alpaydin and C.
 Kaynak, Optical Recognition of Handwritten Digits, UCI repository (test part), 1998, from
 scikit-learn 1.9.1; digits.LICENSE.txt has the licence.
 
@@ -45,7 +45,7 @@ _MNIST_VALIDATION = 5_000
 
 
 def load_digits(folder: Path | None) -> dict[str, Dataset]:
-    """Return 1 442 training and 355 test images. Every fifth image of each class, in file order, is
+    """Return 1,442 training and 355 test images. Every fifth image of each class, in file order, is
     a test image.
 
     Raises: LockstepError if `folder` is given, because the dataset comes with this package.
@@ -68,7 +68,7 @@ def load_digits(folder: Path | None) -> dict[str, Dataset]:
 
 
 def load_cifar10(folder: Path | None) -> dict[str, Dataset]:
-    """Return the 50 000 training and 10 000 test images, 32x32 RGB."""
+    """Return the 50,000 training and 10,000 test images, 32x32 RGB."""
     paths = find(CATALOG["cifar10"], folder)
     return {
         "train": read_cifar(paths[:5], records=10_000),
@@ -114,7 +114,7 @@ def _require_labels(path: Path, labels: NDArray[np.uint8]) -> None:
 
 
 def load_mnist(folder: Path | None) -> dict[str, Dataset]:
-    """Return MNIST: 55 000 training, 5 000 validation and 10 000 test images, 28x28 grey."""
+    """Return MNIST: 55,000 training, 5,000 validation and 10,000 test images, 28x28 grey."""
     paths = find(CATALOG["mnist"], folder)
     images, labels = read_mnist(paths[0], paths[1], count=60_000)
     test_images, test_labels = read_mnist(paths[2], paths[3], count=10_000)

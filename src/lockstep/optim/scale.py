@@ -12,7 +12,7 @@ _GROW_AFTER = 1000  # steps, as in TensorFlow's tf_cnn_benchmarks
 class LossScale:
     """The factor of the loss that keeps small gradients above zero in float16.
 
-    A step whose loss or gradients are not finite is skipped and halves the scale. After 1 000
+    A step whose loss or gradients are not finite is skipped and halves the scale. After 1,000
     applied steps in a row the scale doubles. The scale is always a power of two, so dividing by it
     changes no bit. Updated from the reduced flag, so every process takes the same decision.
 
@@ -32,7 +32,7 @@ class LossScale:
         self.clean = 0
 
     def stepped(self) -> None:
-        """Count a step that was applied; double the scale after 1 000 of them."""
+        """Count a step that was applied; double the scale after 1,000 of them."""
         self.clean += 1
         if self.clean == _GROW_AFTER:
             self.value = min(self._largest, self.value * 2)

@@ -25,7 +25,7 @@ PACKAGED_NETWORKS: dict[str, dict[str, Any]] = {
 
 
 def digits() -> Recipe:
-    """A small convolutional network, trained in seconds on 1 797 real 8x8 digits that need no
+    """A small convolutional network, trained in seconds on 1,797 real 8x8 digits that need no
     download.
 
     Measured: 99.38% in 9.73 s. This is the mean (99.15 to 99.72 over 10 seeds) and the median,
@@ -111,7 +111,7 @@ def cifar10_tutorial() -> Recipe:
 
 
 def mnist() -> Recipe:
-    """TensorFlow-Examples' multi-GPU MNIST: 2 towers of 1 024 images, 200 steps of Adam.
+    """TensorFlow-Examples' multi-GPU MNIST: 2 towers of 1,024 images, 200 steps of Adam.
 
     Measured: 99.39%. The mean of 3 seeds (99.33 to 99.42), all test images, bfloat16, 2
     cores of an AMD Zen 5. `lockstep train mnist --precision bfloat16`
@@ -131,7 +131,7 @@ def mnist() -> Recipe:
 
 
 def folder() -> Recipe:
-    """A residual network on a folder of images of your own: 2 to 200 classes, 50 to 200 000 images.
+    """A residual network on a folder of images of your own: 2 to 200 classes, 50 to 200,000 images.
 
     The image size, channels, mirror images and length follow the images, unless you set them.
 
