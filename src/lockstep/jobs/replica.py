@@ -37,7 +37,6 @@ class Replica:
     Attributes:
         recipe, placement, group, device: what the replica was made with.
         bound: the steps of the run.
-        reduction: adds the vectors of all towers.
         gpus: the number of each GPU on which the processes of this host compute, with the number
             on this host of one that does; {} on CPUs.
         splits: the dataset's splits by name, on the CPU.
@@ -65,7 +64,6 @@ class Replica:
         self.recipe, self.placement = recipe, placement
         self.group, self.device = ctx.group, ctx.device
         ctx.monitor.use(ctx.device)
-        self.reduction = Reduction(ctx.group, recipe.towers, placement.reduction)
         hosts = ctx.group.hosts()
         self._local_processes = hosts.count(hosts[ctx.group.process])
         self.gpus: dict[int, int] = {}
@@ -183,7 +181,7 @@ class Replica:
         return updates(
             self.train_set,
             self.tower,
-            self.reduction,
+            Reduction(self.group, self.recipe.towers, self.placement.reduction),
             self.state,
             log,
             poll_requests=poll_requests,
