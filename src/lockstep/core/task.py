@@ -110,9 +110,10 @@ class Score:
             for name, n, k in counts
         ]
 
-    def answers(self, split: str) -> str:
-        """Return in words how many answers on `split` there are."""
-        return f"{self.examples} {split} images"
+    @property
+    def answers(self) -> int:
+        """Return how many answers there are: one to each image."""
+        return self.examples
 
     def cautions(self, names: Sequence[str], split: str) -> list[str]:
         """Return why the results on `split` may mean little, one sentence each."""
@@ -242,9 +243,10 @@ class MultiLabelScore(Score):
             for name, examples, found, right, precision, threshold in columns
         ]
 
-    def answers(self, split: str) -> str:
+    @property
+    def answers(self) -> int:
         """Return how many labels are found: each is an answer."""
-        return f"{plural(sum(self.found), 'label')} that were found"
+        return sum(self.found)
 
     def cautions(self, names: Sequence[str], split: str) -> list[str]:
         """Return the sentence about labels whose F1 has a wide interval."""

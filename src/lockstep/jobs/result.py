@@ -143,8 +143,8 @@ class Result:
             lines.append(("labels", scores_text(record)))
         if "confident" in record:
             share, count, _, coverage, accuracy, *_ = record["confident"].values()
-            of = f"{count} of {best.answers(recipe.evaluated_split)} (coverage "
-            of += f"{cell_text(coverage)})"
+            answers = best.words.answers.format(recipe.evaluated_split)
+            of = f"{count} of {best.answers} {answers} (coverage {cell_text(coverage)})"
             lines.append(
                 ("confident", f"{of}, accuracy {cell_text(accuracy)} (target: {share:.0%})")
             )
