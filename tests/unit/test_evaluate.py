@@ -332,7 +332,7 @@ def end_block(recipe, **changes):
         **changes,
     }
     replica, judgement = SimpleNamespace(recipe=recipe, gpus={}), SimpleNamespace(score=best)
-    result = Result(replica, {"raw": best}, judgement)
+    result = Result(replica, {"raw": best}, judgement, {}, {})
     return dict(result.lines(record, Path("runs/x/model.safetensors")))
 
 

@@ -77,7 +77,7 @@ def expected(tmp_path_factory):
             replica, "evaluate", 1, SystemExit, {"run", "stopped"}, False, marks=pytest.mark.slow
         ),
         pytest.param(
-            writer, "model_file", 1, SystemExit, {"run", "stopped"}, True, marks=pytest.mark.slow
+            writer, "result_of", 1, SystemExit, {"run", "stopped"}, True, marks=pytest.mark.slow
         ),
         (RunFolder, "finish", 1, None, {"run"}, True),  # The result is being written.
     ],
