@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from benchmarks.gpu import count, packed, steps
+from benchmarks.gpu import packed, steps
 from benchmarks.peers import airbench
 from torch.autograd.profiler_util import Interval
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -52,44 +52,6 @@ def test_packed_data_loses_nothing_and_a_damaged_part_is_refused(kit, tmp_path):
         archive.writestr("test_batch.labels", bytes(40))
     with pytest.raises(SystemExit, match=r"cifar-b\.zip: test_batch is damaged"):
         packed.unpack(parts, tmp_path / "again")
-
-
-def test_a_list_is_copied_at_once_only_if_it_lies_in_memory_as_its_source_does():
-    def launches(name, *lists):
-        with count.Count() as counted:
-            getattr(torch, name)(*lists)
-        return counted.launches[name]
-
-    image = torch.randn(2, 3, 4, 5)
-    lasts = [torch.empty_like(image, memory_format=torch.channels_last) for _ in range(3)]
-    halves = [torch.empty(2, 3, 4, 5, dtype=torch.bfloat16) for _ in range(3)]
-    assert launches("_foreach_copy_", lasts, [one.clone() for one in lasts]) == 1
-    assert launches("_foreach_copy_", lasts, [image] * 3) == 3
-    assert launches("_foreach_copy_", halves, [image] * 3) == 1
-    assert launches("_foreach_copy_", [halves[0], image.clone()], [image] * 2) == 2
-    assert launches("_foreach_mul_", lasts, 2.0) == 1
-    assert launches("_foreach_add_", lasts, [image] * 3) == 3
-    assert launches("_foreach_add", [image] * 2, halves[:2]) == 2
-
-
-@pytest.mark.slow  # a dozen short trainings
-def test_a_count_has_the_launches_of_each_tower_one_update_and_each_listener():
-    one, two = (
-        count.counted(f"digits,batch=8,towers={towers}", as_graph=False) for towers in (1, 2)
-    )
-    graphs = count.counted("digits,batch=8,towers=2")
-    assert graphs["with_readers"]["logged"] <= 3
-    of_two = count.counted("digits,batch=8,towers=2", processes=2)
-    assert of_two["with_readers"]["logged"] <= 6
-    assert 0 < one["copies"] < one["launches"] < one["operators"]
-    assert one["launches"] < two["launches"] < 2 * one["launches"]
-    assert two["most"]["convolution"] == 2 * one["most"]["convolution"]
-    for counted in (one, graphs):
-        launches = counted["with_readers"]
-        assert launches["nothing"] == counted["launches"]
-        assert launches["nothing"] <= launches["unread"] <= launches["logged"]
-        assert launches["logged"] < launches["summarised"]
-        assert launches["unread"] < counted["in_a_run"] < launches["summarised"]
 
 
 def event(name, device, start=0.0, us=0.0, note=False):
@@ -208,7 +170,7 @@ def test_the_first_contact_is_rehearsed_whole(kit, tmp_path):
     for name in checks:
         found = {one["status"] for one in records[name]["checks"].values()}
         assert found <= {"PASS", "SKIP"}
-    tables = {"gpu-steps", "gpu-peers", "gpu-runs", "gpu-airbench", "gpu-bits"}
+    tables = {"gpu-steps", "gpu-peers", "gpu-runs", "gpu-airbench"}
     assert {*records} - checks == tables
     cases = [case for name in tables for case in records[name]["cases"]]
     assert [case for case in cases if "error" in case] == []
