@@ -49,7 +49,6 @@ _NATIVE = (
     "seeds-cifar10",
     "seeds-mnist-precision",
     "multi-label",
-    "split",
     "unequal",
     "unfamiliar",
 )
@@ -67,7 +66,6 @@ _WHOLE = (
     "seeds-cifar10",
     "seeds-digits",
     "seeds-mnist",
-    "split",
     "versions",
 )
 _OF_PICTURES = ("pictures", "recipes/fitting.py")
@@ -85,7 +83,6 @@ _ALSO = {
     "peers": ("benchmarks/peers",),
     "photos": _OF_ANSWERS,
     "serve": ("classify",),
-    "split": ("benchmarks/split.py",),
     "start": ("commands", "jobs", "launch"),
     "survival": ("files.py", "jobs", "launch", "runs"),
     "unequal": _OF_ANSWERS,
