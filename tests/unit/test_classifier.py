@@ -245,7 +245,7 @@ NETWORKS = {
     "digits": ((8, 8, 1), {}),
     "mnist": ((28, 28, 1), {"precision": "bfloat16"}),
     "cifar10": ((32, 32, 3), {"precision": "float32"}),
-    "photos": ((64, 64, 3), {"precision": "float32"}),
+    "photos": ((32, 32, 3), {"precision": "float32"}),
 }
 
 

@@ -658,10 +658,9 @@ def test_which_links_is_one_question(run, here):
         Placement().replace(keep="every")
 
 
-def test_the_public_run_is_small_and_a_link_has_its_bits(here):
+def test_the_public_run_is_small_and_has_its_chain():
     assert sum(path.stat().st_size for path in EXAMPLE.rglob("*")) <= 300_000
-    done = here("verify", EXAMPLE, "--link", 5)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert [link.step for link in chain_of(Run(EXAMPLE))] == [0, 50, 100, 150, 200, 248]
 
 
 @pytest.mark.slow
