@@ -39,8 +39,8 @@ TORCH_FREE_FILES = {
     "jobs/specs.py",
     "jobs/weights.py",
     "core/monitor.py",
+    "core/observer.py",
     "core/tree.py",
-    "listeners/events.py",
     "listeners/metrics.py",
 }
 NAMED = re.compile(r"lockstep(\.\w+)+")

@@ -14,11 +14,11 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.captured import Captured, obstacle
 from lockstep.core.evaluation import Progress, classify, evaluate
+from lockstep.core.log import Log
 from lockstep.core.loop import updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, classifier_weights
-from lockstep.core.steps import Observer
 from lockstep.core.task import Score
 from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
@@ -216,7 +216,7 @@ class Replica:
 
     def updates(
         self,
-        log: Observer,
+        log: Log,
         *,
         poll_requests: Callable[[], Requests] = Requests,
         boundary: Callable[[int], bool] = lambda updates: True,

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from lockstep.config.recipe import Recipe
+from lockstep.core.log import Log
 from lockstep.core.task import Score
 from lockstep.data import IMAGE_FOLDER
 from lockstep.files import Record
@@ -15,7 +16,6 @@ from lockstep.head.confidence import Confidence
 from lockstep.jobs.judge import Judgement, judge
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.startup import Line
-from lockstep.listeners.log import Log
 from lockstep.messages import command
 from lockstep.runs.run_folder import RunFolder
 from lockstep.text import (

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+from lockstep.core.log import Log
 from lockstep.core.state import NamedTensors
-from lockstep.core.steps import Observer
 from lockstep.core.task import Score
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record, finite
@@ -156,7 +156,7 @@ def _replay(run: Run, replica: Replica, ctx: Context, begin: int, end: int) -> l
     state.optimizer.state.clear()
     restore(replica, checkpoint)
     loaded = begin if checkpoint else None
-    updates = replica.updates(Observer(ctx.monitor))
+    updates = replica.updates(Log(replica.bound, monitor=ctx.monitor))
     with ctx.progress("replaying steps", end - state.step + 1) as advance:
         for _ in chain([None], updates):
             advance(1)

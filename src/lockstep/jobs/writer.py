@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import BoundRecipe
+from lockstep.core.log import Log
+from lockstep.core.observer import Observer
 from lockstep.core.task import Score
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
@@ -22,8 +24,6 @@ from lockstep.jobs.result import result_of
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import detail_lines, host_lines, placement_lines, startup_lines
 from lockstep.listeners import console
-from lockstep.listeners.events import Listener
-from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.runs.provenance import is_mixed, warn_of_changes
 from lockstep.runs.run_folder import RunFolder
@@ -118,7 +118,7 @@ class RunWriter:
         replica, folder = self.replica, self.folder
         self.checkpoint = folder.checkpoint if folder else None
         self.policy = Policy(self.spec.placement, replica.bound)
-        listeners: list[Listener] = []
+        listeners: list[Observer] = []
         if folder is not None:
             if self.checkpoint is not None:
                 replica.require_same_data(folder.path, self.checkpoint.metadata)
@@ -127,7 +127,7 @@ class RunWriter:
             listeners += self._make_listeners(folder)
         self.log = Log(replica.bound, listeners, self.ctx.monitor, replica.device, replica.gpus)
 
-    def _make_listeners(self, folder: RunFolder) -> Iterator[Listener]:
+    def _make_listeners(self, folder: RunFolder) -> Iterator[Observer]:
         placement, output = self.spec.placement, self.ctx.output
         if output.lines is not None:
             yield console.listener_on(output.lines, placement.log_every, verbose=output.verbose)
@@ -281,7 +281,7 @@ def open_run(
             if folder:
                 stack.callback(folder.close)
             writer = RunWriter(spec, ctx, replica, identity, folder)
-            for listener in writer.log.listeners:
+            for listener in writer.log.observers:
                 stack.callback(listener.close)
             yield writer
     except OSError as error:
