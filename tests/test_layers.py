@@ -139,6 +139,16 @@ def test_the_map_has_each_layer():
     assert {*modules[1].split(", ")} == LAYERS[-1]
 
 
+def test_the_drawings_name_what_exists():
+    design = (DOCUMENTS / "docs/design.md").read_text()
+    rows = re.findall(r"^[│├└ ]*(\w[\w., ]*?)  +(\w+/\w+\.py|__main__\.py)", design, re.M)
+    assert len(rows) > 30
+    for names, file in rows:
+        for name in names.split(", "):
+            definition = rf"(class|def) {name.rpartition('.')[2]}\b"
+            assert re.search(definition, (ROOT / file).read_text()), f"{name} is not in {file}"
+
+
 def test_no_modules_import_each_other_in_a_circle():
     """Neither when they are loaded, nor lazily, nor for types."""
     own = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}

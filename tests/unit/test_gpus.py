@@ -95,7 +95,6 @@ def test_a_session_knows_the_gpus_of_its_host(monkeypatch, device, gpu, hosts, e
 
     monkeypatch.setattr(Group, "processes", len(hosts))
     monkeypatch.setattr(Group, "hosts", lambda self: hosts)
-    monkeypatch.setattr(sessions, "Reduction", lambda *_: None)
     monkeypatch.setattr(sessions, "splits_of", fails)
     built, own = (
         Replica.__new__(Replica),

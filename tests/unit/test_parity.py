@@ -87,7 +87,6 @@ def replica_of(device, local_processes):
         group=Group(),
         device=torch.device(device),
         gpus=gpus,
-        reduction=Reduction(Group(), 4),
         initial_weights=None,
         splits={"train": images(50_000)},
         test_set=images(10_000),

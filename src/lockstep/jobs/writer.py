@@ -18,10 +18,10 @@ from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Record, open_to_write
-from lockstep.jobs.agreement import require_equal_states
+from lockstep.jobs.agreement import require_equal_states, require_same_data
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.result import result_of
+from lockstep.jobs.result import model_file, result_of
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import detail_lines, host_lines, placement_lines, startup_lines
 from lockstep.listeners import console
@@ -126,7 +126,7 @@ class RunWriter:
         listeners: list[Observer] = []
         if folder is not None:
             if self.checkpoint is not None:
-                replica.require_same_data(folder.path, self.checkpoint.metadata)
+                require_same_data(replica, folder.path, self.checkpoint.metadata)
             warn_of_changes(self.spec.recipe, folder.earlier, self.identity)
             self.ctx.send("run", str(folder.path))
             listeners += self._make_listeners(folder)
@@ -268,7 +268,7 @@ class RunWriter:
         folder.saver.require_saved()
         # To find out which answers are confident may take as long as the training.
         with self.ctx.signals_end_at_once(True):
-            tensors, metadata = replica.model_file()
+            tensors, metadata = model_file(replica)
             mixed = is_mixed(folder.earlier, self.identity)
             result = result_of(replica, scores, tensors)
             record = result.record(self.log, folder, self.spec.started, memory, mixed)
