@@ -160,7 +160,7 @@ def test_a_second_push_is_a_new_commit_and_an_equal_one_is_none(hub, here, run):
     (run / "result.json").write_text(json.dumps(result | {"train_s": 1.0}))
     done = succeeded(here("push", run, NAME))
     repository = hub.repositories[f"models/{NAME}"]
-    assert f"(its files replace those of {first['commit']}, which stay" in done.stdout
+    assert f"(after {first['commit']}, which stays in the history)" in done.stdout
     assert f"commit  {repository.head} " in done.stdout
     assert first["commit"] in repository.commits
 

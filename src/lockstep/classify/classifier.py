@@ -268,16 +268,13 @@ class Classifier:
 
     @cached_property
     def _before_last(self) -> Backbone:
-        """Return the layers before the last linear one, which has to be the last layer."""
+        """Return the layers before the last linear one. Raises: LockstepError if it is not last."""
         if self._backbone is not None:
             return self._backbone
         module = self._build(self.recipe).module
         linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
         if not linear:
-            raise LockstepError(
-                f"model {self.recipe.model} has no linear layer, and features are the input of the "
-                f"last one: use `module` and a hook of torch"
-            )
+            raise LockstepError(f"model {self.recipe.model} has no linear layer: use `module`")
         # Without the checks of a head that is trained, as on its augmentation.
         recipe = self.recipe.model_copy(update={"head": linear[-1]})
         return Backbone(recipe, module, self._network.shape, self.device)

@@ -45,11 +45,9 @@ class PushRecord:
     weights_sha256: str
 
     def __str__(self) -> str:
-        what = f"its files replace those of {self.before}, which stay in the history"
-        if self.before is None:
-            what = "the first of a new repository"
-        elif self.before == self.commit:
-            what = "it has these files already"
+        what = f"after {self.before}, which stays in the history"
+        if self.before in (None, self.commit):
+            what = "nothing has changed" if self.before else "the first of a new repository"
         return "\n".join(
             [
                 f"  model   {self.url}",

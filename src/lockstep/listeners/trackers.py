@@ -7,7 +7,6 @@ MLFLOW_TRACKING_URI and WANDB_MODE.
 
 import io
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout, suppress
 from functools import partial
@@ -24,15 +23,14 @@ from lockstep.text import wilson_interval
 
 _PROJECT = "lockstep"  # by default, also the name of the tag that has the name of a run
 _ROOM = 1000  # events that may wait for a library
-_PARAMETERS = 100  # that MLflow takes at a time
 
-# Whether a run of this name was there, what logs values at a step, and what ends the run.
+# Whether the library knows an earlier part of the run, what logs values at a step, and what ends
+# the run.
 Opened = tuple[bool, Callable[[int, Record], object], Callable[[], object]]
 
 
 def _mlflow(run: str, recipe: Record) -> Opened:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Param, RunTag
 
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not uri and find_spec("sqlalchemy") is None:  # mlflow-skinny has no database of its own
@@ -48,14 +46,15 @@ def _mlflow(run: str, recipe: Record) -> Opened:
         client.update_run(number, "RUNNING")
     else:
         number = client.create_run(experiment, tags={_PROJECT: run}, run_name=run).info.run_id
-        settings = [Param(key, str(value)) for key, value in recipe.items()]
-        for first in range(0, len(settings), _PARAMETERS):
-            client.log_batch(number, params=settings[first : first + _PARAMETERS])
+        for setting in recipe.items():
+            client.log_param(number, *setting)
 
     def log(step: int, values: Record) -> None:
-        now, texts = int(time.time() * 1000), {k: v for k, v in values.items() if type(v) is str}
-        metrics = [Metric(k, v, now, step) for k, v in values.items() if k not in texts]
-        client.log_batch(number, metrics, tags=[RunTag(*text) for text in texts.items()])
+        for name, value in values.items():
+            if isinstance(value, str):
+                client.set_tag(number, name, value)
+            else:
+                client.log_metric(number, name, value, step=step)
 
     return bool(found), log, partial(client.set_terminated, number)
 
@@ -75,9 +74,6 @@ def _wandb(run: str, recipe: Record) -> Opened:
 def _trackio(run: str, recipe: Record) -> Opened:
     import trackio
 
-    found = False
-    with suppress(ValueError):  # There is no such project yet.
-        found = any(one.name == run for one in trackio.Api().runs(_PROJECT))
     off = dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
     with redirect_stdout(io.StringIO()):  # stdout may be for the record alone
         one = trackio.init(_PROJECT, name=run, config=recipe, resume="allow", **off)
@@ -86,7 +82,7 @@ def _trackio(run: str, recipe: Record) -> Opened:
         with redirect_stdout(io.StringIO()):
             one.finish()
 
-    return found, lambda step, values: one.log(values, step=step), finish
+    return True, lambda step, values: one.log(values, step=step), finish
 
 
 _OPENERS = {"mlflow": _mlflow, "wandb": _wandb, "trackio": _trackio}
