@@ -130,6 +130,7 @@ def test_the_card_has_what_the_hub_reads_and_a_reader_needs(hub, here, run):
         f"| last link of the run's chain | `{result['link']}` |",
         "## Limits",
         "No code is downloaded",
+        "on any number of processes, on one kind of CPU or GPU.",
     ):
         assert part in text
     assert not re.search(r"{[{%]|%}|\n\n\n", text)
@@ -146,7 +147,7 @@ def test_a_card_states_confident_answers_and_own_code(hub):
     recipe = get_recipe("photos").replace(model="nets.py:build")
     text = card("me/a", recipe, result, ["<b>", "bee"])
     assert "75.0% of the answers are marked as confident, and 100.0% of these are right" in text
-    assert "few images" in text
+    assert "**Warning:** few images" in text
     assert "&lt;b&gt;, bee" in text
     assert "nets.py:build" in text
     assert "marked as unfamiliar" in text

@@ -1,6 +1,8 @@
-"""lockstep.push, `lockstep push`, and what commands read from the Hugging Face Hub (extra "hf").
+"""lockstep.push, `lockstep push`, and the models that commands read from the Hugging Face Hub.
 
-Only the library huggingface_hub knows the user's token. Errors have no text of it or of a server.
+Examples:
+  lockstep push runs/photos me/ants-and-bees
+  lockstep predict hf://me/ants-and-bees new.jpg
 """
 
 from __future__ import annotations
@@ -68,10 +70,6 @@ def push(run: str | Path | Run, repository: str, private: bool = False) -> PushR
 
     Log in first with `hf auth login`, or set HF_TOKEN to a token that may write.
 
-    Examples:
-      lockstep push runs/photos me/ants-and-bees
-      lockstep predict hf://me/ants-and-bees new.jpg
-
     Args:
         run: Folder of a complete run.
         repository: OWNER/NAME on the Hub.
@@ -84,6 +82,10 @@ def push(run: str | Path | Run, repository: str, private: bool = False) -> PushR
         LockstepError: A run that is damaged or not complete, a name that is not allowed, a Hub that
             cannot be reached or does not let you write, or a package of the extra "hf" that is not
             installed.
+
+    Examples:
+        >>> record = lockstep.push("runs/photos", "me/ants-and-bees")
+        >>> classifier = lockstep.load(record.address)
     """
     require_extra("hf", ("huggingface_hub",))
     if not _NAME.fullmatch(repository):
@@ -100,7 +102,7 @@ def push(run: str | Path | Run, repository: str, private: bool = False) -> PushR
     from lockstep.pages.card import card
 
     recipe, file = weights_of(run)
-    result.pop("run")  # A path on this machine, which tells nobody else anything.
+    result.pop("run", None)  # A path on this machine, which tells nobody else anything.
     contents = {
         "README.md": card(repository, recipe, result, file.metadata["classes"]),
         "recipe.toml": recipe.toml(),
@@ -151,7 +153,9 @@ def model_at(address: str) -> Path:
 
 @contextmanager
 def _reaching(address: str, login: str) -> Iterator[None]:
-    """Turn any error of the Hub's library into one sentence, without the library's own text."""
+    """Turn any error of the Hub's library into one sentence. It has no text of the library or of a
+    server: only the library knows the user's token, and nothing is to show it.
+    """
     from huggingface_hub import errors
     from huggingface_hub.utils import disable_progress_bars
 
