@@ -87,7 +87,6 @@ def push(run: str | Path | Run, repository: str, private: bool = False) -> PushR
         >>> record = lockstep.push("runs/photos", "me/ants-and-bees")
         >>> classifier = lockstep.load(record.address)
     """
-    require_extra("hf", ("huggingface_hub",))
     if not _NAME.fullmatch(repository):
         raise LockstepError(f"repository {repository!r}: give OWNER/NAME, as in me/ants-and-bees")
     run = run if isinstance(run, Run) else Run.open(run)
@@ -96,6 +95,7 @@ def push(run: str | Path | Run, repository: str, private: bool = False) -> PushR
         raise LockstepError(
             f"{run.path} has no result or no {_MODEL}: complete it with {option('resume', True)}"
         )
+    require_extra("hf", ("huggingface_hub",))
     if in_shell():
         numerics.prepare(1)  # before torch is imported
     from lockstep.classify.classifier import weights_of
