@@ -190,6 +190,7 @@ NAMING = {
     "serve": "serve none",
     "report": "report none",
     "export": "export none",
+    "push": "push none me/a",
     "verify": "verify none",
     "show": "show none.toml",
     "check": "data check none",

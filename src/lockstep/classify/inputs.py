@@ -53,8 +53,14 @@ def items(sources: Sources) -> Iterator[Item]:
     """Yield the images in `sources`, in order. A folder gives the images in it and its subfolders,
     sorted by name.
 
-    `sources` is read only as far as images are needed.
+    `sources` is read only as far as images are needed. Raises: LockstepError if it has no images.
     """
+    if not is_one(sources) and not any(
+        hasattr(sources, name) for name in ("__fspath__", "__iter__", "__getitem__")
+    ):
+        raise LockstepError(
+            f"sources: got {type(sources).__name__}: give a path, an image, or several of them"
+        )
     every: Any = sources
     if is_one(sources) or isinstance(sources, str | os.PathLike):
         every = [sources]

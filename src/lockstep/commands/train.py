@@ -22,7 +22,7 @@ from typing import Unpack
 
 from lockstep.commands.named import placement_of
 from lockstep.commands.plan import changes_of, train_spec
-from lockstep.commands.shell import run_job
+from lockstep.commands.shell import require_extra, run_job
 from lockstep.config.options import TrainOptions
 from lockstep.config.recipe import Recipe
 from lockstep.files import given
@@ -104,6 +104,9 @@ def train(
     changes = changes_of(settings, options)
     folder = data if isinstance(data, str | Path) else None
     placement = placement_of({**options, "init": init, "data": folder})
+    if world.process == 0:
+        for library in placement.log_to:
+            require_extra(library, (library,))
     with muted(quiet or world.process != 0):
         spec = train_spec(
             what,

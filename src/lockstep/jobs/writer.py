@@ -3,6 +3,7 @@ listeners.
 """
 
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ from lockstep.listeners import console
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.runs.provenance import is_mixed, warn_of_changes
 from lockstep.runs.run_folder import RunFolder
+from lockstep.schema import dotted
 
+_WAIT_S = 30.0  # for trackers, at the end of a run
 _LOG_EVERY = 10  # steps between two lines of log.txt, and two rows of metrics.jsonl
 
 
@@ -105,6 +108,7 @@ class RunWriter:
         checkpoint: the checkpoint that a resumed run continues from, in process 0, or None.
         policy: when the run is saved and evaluated.
         log: sends events to the listeners of process 0.
+        log_id: the run's name where it is logged to, in process 0; "": it is not.
     """
 
     spec: TrainSpec
@@ -112,6 +116,7 @@ class RunWriter:
     replica: Replica
     identity: Record
     folder: RunFolder | None
+    log_id: str = ""
 
     def __post_init__(self) -> None:
         """Begin to write. Raises: LockstepError if the run was trained on other data."""
@@ -144,6 +149,16 @@ class RunWriter:
                 self.replica.network,
                 resumed=self.checkpoint.step if self.checkpoint else None,
             )
+        if placement.log_to:
+            from lockstep.listeners.trackers import Tracker
+
+            known = [session["log_id"] for session in folder.earlier if "log_id" in session]
+            self.log_id = known[0] if known else f"{folder.path.name}-{uuid.uuid4().hex[:8]}"
+            recipe = dotted(self.spec.recipe.model_dump(mode="json"))
+            # The launcher takes a process that waits longer for one that hangs.
+            wait_s = min(_WAIT_S, placement.timeout / 2)
+            for library in placement.log_to:
+                yield Tracker(library, self.log_id, recipe, every, begun=bool(known), wait_s=wait_s)
 
     def begin(self, metadata: Record) -> None:
         """Continue from a checkpoint's `metadata`. Record this session, and print its start."""
@@ -160,6 +175,7 @@ class RunWriter:
             "placement": placement.model_dump(
                 include={"timeout", "eval_every", "save_every", "keep"}
             ),
+            **({"log_id": self.log_id} if self.log_id else {}),
             **self.identity,
         }
         self.folder.begin(step, session, evaluation=self.policy.should_evaluate(step))
@@ -256,6 +272,7 @@ class RunWriter:
             result = result_of(replica, scores)
             record = result.record(self.log, folder, self.spec.started, memory, mixed)
         folder.finish(record, result.tensors, result.metadata)
+        self.log.result(record)
         self.log.note(*console.block(result.lines(record, folder.model)))
         return record
 
