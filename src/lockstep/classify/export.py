@@ -62,6 +62,15 @@ def exported(
         return model if images is None else form.quantized(model, images)
 
 
+def opened(
+    classifier: Classifier, form: Format, model: Any, metadata: Record, file: Path
+) -> runtimes.Compute:
+    """Write `file`, and return the function that its runtime computes. Raises: LockstepError."""
+    with _exporting(classifier):
+        form.write(model, metadata, file)
+        return form.open(file, torch.get_num_threads())
+
+
 def answers_of(classifier: Classifier) -> Record:
     """Return the metadata of an exported file that turn its outputs into answers."""
     confidence, outliers = classifier.confidence, classifier.confidence.outliers
@@ -172,7 +181,7 @@ class Graph(nn.Module):
     The preprocessing and the views are those of an evaluation.
     """
 
-    references: Tensor | None  # features of training images, as those of `outliers`
+    references: Tensor | None  # features of training images, [features, n]
 
     def __init__(
         self, recipe: Recipe, network: nn.Module, outliers: Outliers | None = None
@@ -182,7 +191,8 @@ class Graph(nn.Module):
         self._recipe = graph_recipe(recipe)
         self._task = task_of(recipe)
         self.network = network
-        self.register_buffer("references", outliers.references.float() if outliers else None)
+        references = outliers.references.float().T.contiguous() if outliers else None
+        self.register_buffer("references", references)
         if outliers:
             self.head = network.get_submodule(str(recipe.head))
             tensors = [*network.parameters(), *network.buffers()]
@@ -206,7 +216,13 @@ class Graph(nn.Module):
 
         logits, _ = classify(self._recipe, network, images, torch.ones(0))
         first = nn.functional.normalize(features[0])  # of the images as they are
-        return self._task.shares(logits), (first @ self.references.T).topk(NEIGHBOUR).values[:, -1]
+        similarity = first @ self.references
+        # Not by topk: LiteRT cannot sort.
+        numbers = torch.arange(similarity.shape[1])
+        for _ in range(NEIGHBOUR - 1):
+            nearest = similarity.argmax(1, keepdim=True)
+            similarity = similarity.masked_fill(numbers == nearest, -1)
+        return self._task.shares(logits), similarity.amax(1)
 
 
 def graph_recipe(recipe: Recipe) -> Recipe:

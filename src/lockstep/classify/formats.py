@@ -16,6 +16,10 @@ from lockstep.files import Record
 _EXAMPLE = 2  # images that the exporter traces. Another number may come later.
 
 
+# ONNX's operators that compute in int8: all between the preprocessing and the softmax
+_INTEGER = ["Conv", "Gemm", "MatMul", "Add", "Relu", "Clip", "MaxPool", "AveragePool", "ReduceMean"]
+
+
 class Format(ABC):
     """A format of files, and the runtime that computes them.
 
@@ -87,7 +91,7 @@ class Onnx(Format):
         return {"opset": own[""], "ir_version": model.ir_version}
 
     def quantized(self, model: Any, images: NDArray[np.uint8]) -> Any:
-        """Return a ModelProto in which convolutions and products have quantized operands."""
+        """Return a ModelProto in which the operators of `_INTEGER` have quantized operands."""
         import onnx
         from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
@@ -97,8 +101,8 @@ class Onnx(Format):
             def get_next(self) -> Record | None:
                 return next(({"images": image[None]} for image in self.rest), None)
 
-        # The similarity and the probabilities are computed of what a quantized network returns.
-        exact = [node.name for node in model.graph.node if "references" in " ".join(node.input)]
+        # The similarity is compared with a threshold: only its features are rounded.
+        exact = [node.name for node in model.graph.node if "references" in node.input]
         with tempfile.TemporaryDirectory() as folder:
             file = f"{folder}/int8.onnx"
             quantize_static(
@@ -106,7 +110,7 @@ class Onnx(Format):
                 file,
                 Reader(),
                 per_channel=True,
-                op_types_to_quantize=["Conv", "Gemm", "MatMul"],
+                op_types_to_quantize=_INTEGER,
                 nodes_to_exclude=exact,
             )
             return onnx.load(file)

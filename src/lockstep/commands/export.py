@@ -191,6 +191,7 @@ def export(
         exported,
         in_batches,
         in_float32,
+        opened,
         pace,
         script,
     )
@@ -241,8 +242,7 @@ def export(
     what = f"comparing the file with Lockstep on {len(images):,} images"
     with TemporaryDirectory() as folder:
         made = Path(folder) / file.name
-        form.write(model, metadata, made)
-        compute = form.open(made, torch.get_num_threads())
+        compute = opened(classifier, form, model, metadata, made)
         with progress(what, 3 * len(images), at_once=True) as advance:
             of_file = in_batches(lambda each: compute(each)[0], images, batch, advance)
             of_lockstep = in_batches(classifier.probabilities, images, recipe.eval_batch, advance)
