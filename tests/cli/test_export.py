@@ -246,7 +246,7 @@ def test_a_set_of_operators_that_is_not_written_is_refused(here):
     done = here("export", "runs/x", "--opset", "17")
     refused(done, USAGE, "--opset 17: 18 to 25 are allowed")
     done = here("export", "runs/x", "--opset", "18", "--to", "litert")
-    refused(done, USAGE, "LiteRT has other operators than ONNX: leave it out")
+    refused(done, USAGE, "--opset 18: 18 to 25 are allowed, of ONNX and OpenVINO")
     done = here("export", "runs/x", "--to", "coreml")
     refused(done, USAGE, "--to coreml: give one of onnx, litert, openvino")
 

@@ -8,9 +8,10 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from timeit import timeit
 from typing import Any
 
 import numpy as np
@@ -55,20 +56,11 @@ def exported(
             f"{size(weights)}: export a smaller network"
         )
     graph = Graph(classifier.recipe, classifier.module, classifier.confidence.outliers).eval()
-    with torch.no_grad(), _exporting(classifier):
+    with torch.no_grad(), exporting(classifier):
         # else constants that are computed once are the exporter's fake tensors from here on
         graph(torch.zeros(1, *classifier.image_shape, dtype=torch.uint8))
         model = form.made(graph, classifier.image_shape, opset)
         return model if images is None else form.quantized(model, images)
-
-
-def opened(
-    classifier: Classifier, form: Format, model: Any, metadata: Record, file: Path
-) -> runtimes.Compute:
-    """Write `file`, and return the function that its runtime computes. Raises: LockstepError."""
-    with _exporting(classifier):
-        form.write(model, metadata, file)
-        return form.open(file, torch.get_num_threads())
 
 
 def answers_of(classifier: Classifier) -> Record:
@@ -137,18 +129,14 @@ def in_batches(
 
 def pace(compute: runtimes.Compute, images: NDArray[np.uint8]) -> float:
     """Return the median time that `compute` takes for one of `images`, in milliseconds."""
-    times = []
-    for image in images[:_TIMED, None]:
-        began = perf_counter()
-        compute(image)
-        times.append(perf_counter() - began)
-    return 1e3 * median(times)
+    alone = images[:_TIMED, None]
+    return 1e3 * median(timeit(partial(compute, image), number=1) for image in alone)
 
 
 @contextlib.contextmanager
-def _exporting(classifier: Classifier) -> Iterator[None]:
-    """Silence the exporters' notes, which are for those who write them. Turn what they raise into
-    a LockstepError that names the operator, or else the reason.
+def exporting(classifier: Classifier) -> Iterator[None]:
+    """Silence the notes of exporters and runtimes, which are for those who write them. Turn what
+    they raise into a LockstepError that names the operator, or else the reason.
     """
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -148,14 +148,13 @@ class LiteRt(Format):
     extra = "litert"
     modules = ("litert_torch", "ai_edge_litert", "ai_edge_quantizer")
 
-    def made(self, graph: Any, shape: tuple[int, int, int], opset: int | None) -> bytes:
+    def made(self, graph: Any, shape: tuple[int, int, int], opset: int | None) -> Any:
         """Return the bytes of a flatbuffer."""
         import litert_torch
         import torch
 
         images = torch.zeros(1, *shape, dtype=torch.uint8)
-        content: bytes = litert_torch.convert(graph, (), {"images": images}).model_content()
-        return content
+        return litert_torch.convert(graph, (), {"images": images}).model_content()
 
     def quantized(self, model: bytes, images: NDArray[np.uint8]) -> bytes:
         """Return the bytes of a flatbuffer."""

@@ -150,9 +150,8 @@ def export(
 
     Raises:
         LockstepError: As `lockstep.load`; and data that are missing, a network that cannot be
-            exported, a package of the extra "export", "litert" or "openvino"
-            that is not installed, or a file whose
-            probabilities differ.
+            exported, a package of the extra "export", "litert" or "openvino" that is not
+            installed, or a file whose probabilities differ.
 
     Examples:
         >>> record = lockstep.export("runs/first", "first.onnx")
@@ -171,11 +170,11 @@ def export(
             f"{suffix}, or another format as {option('to')}"
         )
     if opset is not None and opset not in form.opsets:
-        allowed = "18 to 25 are allowed: give one that the runtime knows"
-        if not form.opsets:
-            allowed = f"{form.title} has other operators than ONNX: leave it out"
-        raise LockstepError(f"{option('opset', opset)}: {allowed}")
-    files = [file.with_suffix(each) for each in form.suffixes[:-1]] + [file]
+        raise LockstepError(
+            f"{option('opset', opset)}: 18 to 25 are allowed, of ONNX and OpenVINO: give one that "
+            f"the runtime knows"
+        )
+    files = [*map(file.with_suffix, form.suffixes[:-1]), file]
     for each in files:
         require_writable(each, force)
     beside = file.with_name("use_exported.py")
@@ -189,9 +188,9 @@ def export(
     from lockstep.classify.export import (
         answers_of,
         exported,
+        exporting,
         in_batches,
         in_float32,
-        opened,
         pace,
         script,
     )
@@ -242,13 +241,15 @@ def export(
     what = f"comparing the file with Lockstep on {len(images):,} images"
     with TemporaryDirectory() as folder:
         made = Path(folder) / file.name
-        compute = opened(classifier, form, model, metadata, made)
+        with exporting(classifier):
+            form.write(model, metadata, made)
+            compute = form.open(made, torch.get_num_threads())
         with progress(what, 3 * len(images), at_once=True) as advance:
             of_file = in_batches(lambda each: compute(each)[0], images, batch, advance)
             of_lockstep = in_batches(classifier.probabilities, images, recipe.eval_batch, advance)
             in_float = in_batches(in_float32(classifier), images, batch, advance)
         difference = abs(of_file - in_float).max()
-        # of int8: any, but it must be one of two probabilities
+        # Beyond 1, they are no probabilities.
         limit = 1 if int8 else TOLERANCE
         if not difference <= limit:
             raise LockstepError(
@@ -274,9 +275,10 @@ def export(
             "difference": float(difference),
             "calibrated": None if calibration is None else len(calibration),
         }
+        ms = pace(compute, images)
         form.write(model, metadata | facts | compared, made)
         for each in files:
-            deliver(each, (made.with_name(each.name)).read_bytes())
+            deliver(each, made.with_name(each.name).read_bytes())
     deliver(beside, text)
     return ExportRecord(
         file=str(file),
@@ -284,7 +286,7 @@ def export(
         bytes=sum(each.stat().st_size for each in files),
         script=str(beside),
         weights_sha256=classifier.weights_sha256,
-        ms=pace(compute, images),
+        ms=ms,
         **compared,
         **facts,
     )
