@@ -218,6 +218,7 @@ def test_public_objects_have_short_reprs(classifier, run):
     )
     export = lockstep.ExportRecord(
         "runs/first.onnx",
+        "ONNX",
         10**8,
         "use_exported.py",
         "0" * 64,
@@ -225,6 +226,8 @@ def test_public_objects_have_short_reprs(classifier, run):
         9999,
         0.9,
         0.9,
+        1.5,
+        None,
         0,
         1e-6,
         20,
