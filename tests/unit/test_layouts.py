@@ -6,6 +6,7 @@ image, or a text.
 """
 
 import codecs
+import json
 import re
 
 import numpy as np
@@ -102,6 +103,19 @@ LEAF_LABELS = {
 # The cases of multi-label data. id: (contents, other options, path -> labels)
 SEVERAL = {
     "columns": ({**SIX, "l.csv": HOT}, {}, HOT_LABELS),
+    "lists of JSON": (
+        {
+            **SIX,
+            "l.jsonl": "\n".join(
+                json.dumps({"image": f"{n}.png", "labels": names, "split": "train"})
+                for n, names in enumerate(
+                    (["cat"], ["dog"], ["dog", "cat"], [], ["cat"], ["dog"]), 1
+                )
+            ),
+        },
+        {},
+        HOT_LABELS,
+    ),
     "columns of -1 and 1": (
         {
             **SIX,
@@ -281,6 +295,46 @@ READ = {
         {**FLAT, "l.csv": LABELS.replace("label", "breed")},
         {"label_column": "breed"},
         A_B,
+    ),
+    "JSON Lines": (
+        {
+            **FLAT,
+            "metadata.jsonl": "\n".join(
+                json.dumps({"file_name": name, "label": label, "box": [1, 2]})
+                for name, label in A_B.items()
+            ),
+        },
+        {},
+        A_B,
+    ),
+    "lists of splits": (
+        {
+            **FLAT,
+            "train.txt": "./1.png a\n2.png\ta\n\n3.png,b\n",
+            "val.lst": "4.png  b\r\n",
+            "read me.txt": "Four photos.\n",
+        },
+        {},
+        {**dict.fromkeys(("1.png", "2.png"), ("a", "train")), "3.png": ("b", "train")}
+        | {"4.png": ("b", "validation")},
+    ),
+    "a list of labels": ({**FLAT, "labels.txt": LABELS.partition("\n")[2]}, {}, A_B),
+    "lists of splits beside a table of labels": (
+        {**FLAT, "l.csv": LABELS, "train.txt": "1.png\n3.png\n", "test.txt": "2.png\n4.png\n"},
+        {},
+        {"1.png": ("a", "train"), "2.png": ("a", "test")}
+        | {"3.png": ("b", "train"), "4.png": ("b", "test")},
+    ),
+    "texts about each image": ({**CATS, "cats/1.txt": "other.jpg dogs\n"}, {}, None),
+    "a table of splits beside that of labels": (
+        {
+            **FLAT,
+            "l.csv": LABELS,
+            "splits.csv": table("file,part", "1,train", "2,test", "3,train", "4,test"),
+        },
+        {"split_column": "part"},
+        {"1.png": ("a", "train"), "2.png": ("a", "test")}
+        | {"3.png": ("b", "train"), "4.png": ("b", "test")},
     ),
     "two columns that may be it": (
         {**FLAT, "l.csv": named("{}.png,x").replace("label", "class,label")},
@@ -874,7 +928,10 @@ REFUSED = {
             "y/l.csv": table("file,label", "3.png,a", "4.png,b"),
         },
         {"layout": "table"},
-        ["give a column split or group to all of l.csv (file, label, split) and l.csv (file, lab"],
+        [
+            "2 images without a split in l.csv (file, label, split) and l.csv (file, label) (y/3.png"
+            " and 1 more): give a split to all, or to none"
+        ],
     ),
     "a column in which half of the cells name an image": (
         {**FLAT, "l.csv": table("Foto,label", "1.png,a", "2.png,a", "8.png,c", "9.png,c")},
@@ -893,6 +950,32 @@ REFUSED = {
         },
         {},
         ["'id' and 'photo' may each name an image's file"],
+    ),
+    "a bad row beside other tables": (
+        {**FLAT, "train.txt": "1.png a\n2.png a\n3.png\n", "test.txt": "4.png b\n"},
+        {},
+        ["train.txt: line 3 has 1 cell, and the first line 2: correct it"],
+    ),
+    "splits that another table contradicts": (
+        {
+            **FLAT,
+            "l.csv": table("file,label,split", *(f"{n},{'ab'[n % 2]},train" for n in range(1, 5))),
+            "s.csv": table(
+                "file,split", *(f"{n},{'train' if n < 4 else 'test'}" for n in range(1, 5))
+            ),
+        },
+        {},
+        ["1 image with rows in l.csv (file, label, split) and s.csv (file, split) that differ (4."],
+    ),
+    "splits of some": (
+        {**FLAT, "l.csv": LABELS, "splits.csv": table("file,split", "1.png,train", "2.png,test")},
+        {},
+        ["2 images without a split in l.csv (file, label) and splits.csv (file, split) (3.png and"],
+    ),
+    "a line that is no JSON object": (
+        {**FLAT, "l.jsonl": '{"file": "1.png", "label": "a"}\n[7]\n'},
+        {},
+        ["l.jsonl cannot be read (line 2 is no JSON object): save it as CSV in UTF-8"],
     ),
     "columns of 0 and 1 that differ": (
         {**FLAT, "l.csv": table("file,a,b", "1.png,1,0", "1.png,0,1", "2.png,0,1", "3.png,1,1")},
@@ -1025,10 +1108,10 @@ NOTED = {
         {},
         "2 images in no class and not used (7.png and 1 more)",
     ),
-    "a table of splits beside that of labels": (
-        {**FLAT, "l.csv": LABELS, "splits.csv": table("file,split", "1.png,train", "2.png,test")},
+    "a table of something else beside that of labels": (
+        {**FLAT, "l.csv": LABELS, "sizes.csv": table("file,width", "1.png,7", "2.png,7")},
         {},
-        "not read: splits.csv has the columns 'file', 'split', and none names an image's class",
+        "not read: sizes.csv has the columns 'file', 'width', and none names an image's class",
     ),
     "a table that the layout leaves out": (
         {**CATS, "l.csv": table("file,group", "1.png,x", "2.png,x", "3.png,y", "4.png,y")},

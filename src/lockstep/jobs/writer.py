@@ -25,6 +25,7 @@ from lockstep.listeners import console
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import MetricsFile
+from lockstep.pictures.hub import provenance
 from lockstep.runs.provenance import is_mixed, warn_of_changes
 from lockstep.runs.run_folder import RunFolder
 
@@ -160,6 +161,7 @@ class RunWriter:
             "placement": placement.model_dump(
                 include={"timeout", "eval_every", "save_every", "keep"}
             ),
+            **provenance(placement.data),
             **self.identity,
         }
         self.folder.begin(step, session, evaluation=self.policy.should_evaluate(step))
