@@ -14,7 +14,7 @@ from tests.hub import COMMIT, hub, of_folder, rows_table, save_to_disk, write_pa
 from lockstep import files, hardware
 from lockstep.classify.inputs import image_of, is_one, items
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.pictures import rows
+from lockstep.pictures import listing, rows
 from lockstep.pictures.manifest import LabelSource
 from lockstep.pictures.survey import survey_folder
 
@@ -209,6 +209,7 @@ def test_without_pyarrow_a_sentence_says_what_to_install(folder, tmp_path, monke
         raise missing
 
     monkeypatch.setattr(rows, "_opened", without)
+    monkeypatch.setattr(listing, "find_spec", lambda name: None)
     with lockstep_error("is a Parquet file .*pip install 'lockstep-images\\[hf\\]'"):
         survey_folder(data, 0.2).require_sound()
     with lockstep_error("needs pyarrow: pip install"):

@@ -31,15 +31,15 @@ def located(given: str | Path) -> Path:
     if not str(given).startswith("hf:/"):
         return files.given(given)
     address = re.sub("^hf:/+", "hf://", str(given))
-    require_modules(address, ["huggingface_hub"], "hf")
-    from huggingface_hub import snapshot_download
-
     parts = _ADDRESS.fullmatch(address)
     if parts is None:
         raise LockstepError(
             f"{address}: give hf://OWNER/NAME, hf://OWNER/NAME@REVISION, or a folder in it, as "
             f"hf://OWNER/NAME@REVISION/FOLDER"
         )
+    require_modules(address, ["huggingface_hub"], "hf")
+    from huggingface_hub import snapshot_download
+
     name, revision, inner = parts.groups("")
     try:
         place = snapshot_download(

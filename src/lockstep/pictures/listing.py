@@ -9,13 +9,14 @@ import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, LockstepError
 from lockstep.files import near, stamps
 from lockstep.pictures.foreign import named_format
-from lockstep.pictures.rows import image_paths
+from lockstep.pictures.rows import SUFFIXES, image_paths
 
 TABLES = {"csv", "tsv", "jsonl"}
 _LISTS = {"txt", "lst", "list"}  # or any other text
@@ -122,24 +123,20 @@ class Listing(NamedTuple):
                 elif stat.S_ISREG(mode) and (image or is_image(entry.path)):
                     images[file] = seen
                 else:
-                    if rows := self._rows(file):
+                    rows = list[str]()
+                    # Without pyarrow, it is a file like others, as it may lie beside images.
+                    if suffix in SUFFIXES and find_spec("pyarrow"):
+                        prefix = file.removesuffix(name)
+                        try:
+                            rows = [prefix + row for row in image_paths(self.root / file)]
+                        except LockstepError as error:
+                            self.problems.append(f"{prefix}{error}")
                         images |= dict.fromkeys(rows, seen)
-                    else:
-                        self.others[suffix] += 1
+                    self.others.update([suffix] * (not rows))
                     if rows or suffix in TABLES | _LISTS:
                         self.tables.append(file)
         self.images.update(images)
         return sorted(images)
-
-    def _rows(self, file: str) -> list[str]:
-        """Return the images in the rows of a file. Without pyarrow, it counts as another file."""
-        folder, slash, _ = file.rpartition("/")
-        try:
-            return [f"{folder}{slash}{path}" for path in image_paths(self.root / file)]
-        except LockstepError as error:
-            if error.code != ENVIRONMENT:
-                self.problems.append(f"{folder}{slash}{error}")
-            return []
 
 
 def require_folder(path: Path) -> None:
