@@ -70,14 +70,16 @@ def provenance(folder: Path | None) -> Record:
     if folder is None or snapshot is None:
         return {}
     root, owner, name, commit, _ = snapshot.groups()
+    from lockstep.pictures.index import index_file  # which imports NumPy
+
     # A later start reads only the files that have changed.
-    index = files.cached(f"hub/{files.cache_key('hub', root=root)}.json")
+    index = index_file(Path(root)).with_suffix(".json")
     known: dict[str, list[object]] = {}
     with suppress(OSError, ValueError):
         known = files.read_json(index)
     entries = {}
     for path in sorted(Path(root).rglob("*.*")):
-        if path.suffix.lower()[1:] in {*TABLES, *SUFFIXES}:
+        if path.suffix.lower()[1:] in {*TABLES, *SUFFIXES} and path.is_file():
             file, seen = str(path.relative_to(root)), [*files.stamps(path.stat())]
             before = known.get(file, [])
             entries[file] = before if before[:1] == [seen] else [seen, files.sha256(path)]
