@@ -435,7 +435,7 @@ def evaluated(recipe: Recipe, placement: Placement, path: Path) -> Changes:
     survey = recipe.survey(data, classes).require_sound()
     images = survey.splits[ALL]
     seen = f"{known} is not here to say which are known"
-    if known.is_dir():
+    if known.exists():
         trained = {photo.sha256 for photo in recipe.survey(known).splits.get("train", ())}
         seen = f"{sum(photo.sha256 in trained for photo in images):,} of these are training images"
     absent = sorted({*classes} - {name for photo in images for name in photo.labels})

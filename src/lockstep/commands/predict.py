@@ -12,8 +12,8 @@ from lockstep.commands.hub import is_address, model_at
 from lockstep.commands.shell import as_json
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.errors import DATA, LockstepError, printable
-from lockstep.files import given
 from lockstep.messages import logger
+from lockstep.pictures.hub import located
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import step_or_best
 from lockstep.schema import validated
@@ -156,7 +156,7 @@ def predict(
     count = unreadable = 0
     if csv:
         yield prediction_table.head(classifier.classes, multi_label=classifier.recipe.multi_label)
-    for prediction in classifier.predict_each([given(image) for image in images], top):
+    for prediction in classifier.predict_each([located(image) for image in images], top):
         count += 1
         yield prediction.record()
         if csv:

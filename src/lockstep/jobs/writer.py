@@ -26,6 +26,7 @@ from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import detail_lines, host_lines, placement_lines, startup_lines
 from lockstep.listeners import console
 from lockstep.listeners.metrics import MetricsFile
+from lockstep.pictures.hub import provenance
 from lockstep.runs.provenance import is_mixed, warn_of_changes
 from lockstep.runs.run_folder import RunFolder
 from lockstep.schema import dotted
@@ -176,6 +177,7 @@ class RunWriter:
                 include={"timeout", "eval_every", "save_every", "keep"}
             ),
             **({"log_id": self.log_id} if self.log_id else {}),
+            **provenance(placement.data),
             **self.identity,
         }
         self.folder.begin(step, session, evaluation=self.policy.should_evaluate(step))
