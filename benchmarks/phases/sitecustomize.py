@@ -106,6 +106,10 @@ def _train(module: Any) -> None:
     module.open_run = before("open", module.open_run)
 
 
+def _folds(module: Any) -> None:
+    module._tested = before("folds", module._tested, lambda *arguments: bool(arguments[3] == 1))
+
+
 def _tower(module: Any) -> None:
     def trains(*arguments: Any) -> bool:
         return len(arguments) > 4  # The probe gives fewer.
@@ -139,6 +143,7 @@ _CHANGES: dict[str, Callable[[Any], None]] = {
     "lockstep.jobs.replica": _replica,
     "lockstep.jobs.agreement": _agreement,
     "lockstep.jobs.train": _train,
+    "lockstep.jobs.folds": _folds,
     "lockstep.runs.run_folder": _folder,
     "lockstep.runs.saver": _saver,
     "lockstep.core.tower": _tower,

@@ -145,7 +145,7 @@ def run(tmp_path):
         "steps": 40,
         "ema": None,
     }
-    placement = Placement(init=weights, summary_every=0)
+    placement = Placement(init=weights, summary_every=0, folds=2)
     run = Run(tmp_path / "run")
     fit_here(recipe_of_stripes(260, 60, ["a", "b", "c"], **changes), run.path, placement)
     return run
@@ -166,6 +166,10 @@ def test_a_complete_run_is_evaluated_at_its_thresholds(run, capsys):
     known = model.tensors[THRESHOLDS]
     assert [row["threshold"] for row in result["classes"]] == known.tolist() != [0.5] * 3
     assert result["f1"]["macro"] > 0.8
+    tested = result["folds"]
+    assert all(fold["f1"]["macro"] > 0.8 for fold in tested["each"])
+    found = [fold["confident"]["labels"] for fold in tested["each"]]
+    assert sum(found) == tested["confident"]["answers"] > 60
     confident = result["confident"]
     assert confident["right"] <= confident["labels"]
     assert confident["coverage"] == confident["labels"] / sum(

@@ -54,6 +54,7 @@ class PlacementOptions(TypedDict, total=False):
     eval_every: int | None
     summary_every: int | None
     keep: Literal["all"] | int | None
+    folds: int | None
     max_restarts: int | None
     timeout: float | None
 

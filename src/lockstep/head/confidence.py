@@ -243,9 +243,7 @@ class Confidence:
 
 
 def _fold_of(train_set: Dataset) -> Tensor:
-    """Return the fold of each image, int64 [N]. Each fold has an equal share of each class, and
-    copies and groups stay together.
-    """
+    """Return the fifth of each image, int64 [N]. Copies and groups stay together."""
     groups = train_set.groups
     if groups is None:
         number_of = dict[bytes, int]()  # in the order of the images, on which the folds depend
@@ -254,13 +252,20 @@ def _fold_of(train_set: Dataset) -> Tensor:
             content = train_set.pixels(slice(row, row + 1)).cpu().numpy().tobytes()
             numbers.append(number_of.setdefault(content, len(number_of)))
         groups = torch.tensor(numbers)
+    return fold_of(groups, train_set.labels, FOLDS)
+
+
+def fold_of(groups: Tensor, labels: Tensor, folds: int) -> Tensor:
+    """Return the fold of each image, int64 [N], by `groups`, int64 [N], and its `labels`. Each of
+    the `folds` has an equal share of the groups of each class.
+    """
     _, first_rows, group_of = np.unique(groups.numpy(), return_index=True, return_inverse=True)
-    labels = train_set.labels.cpu().numpy()[first_rows]
-    kinds = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+    of_groups = labels.cpu().numpy()[first_rows]
+    kinds = np.unique(of_groups, axis=0, return_inverse=True)[1].reshape(-1)
     by_class = np.argsort(kinds, kind="stable")
-    folds = np.empty(len(first_rows), np.int64)
-    folds[by_class] = np.arange(len(first_rows)) % FOLDS
-    return torch.from_numpy(folds[group_of])
+    numbers = np.empty(len(first_rows), np.int64)
+    numbers[by_class] = np.arange(len(first_rows)) % folds
+    return torch.from_numpy(numbers[group_of])
 
 
 # This does not use the loop of core/, which trains one network in towers of equal size and adds

@@ -158,7 +158,7 @@ class RunWriter:
             "processes": replica.group.processes,
             **placement.model_dump(mode="json", include={"data", "init"}),
             "placement": placement.model_dump(
-                include={"timeout", "eval_every", "save_every", "keep"}
+                include={"timeout", "eval_every", "save_every", "keep", "folds"}
             ),
             **self.identity,
         }
@@ -241,10 +241,12 @@ class RunWriter:
         self.log.note(*console.block([("stopped", done), ("resume", again)]))
         self.ctx.send("stopped", True)
 
-    def finish(self, scores: dict[str, Score], memory: list[int]) -> Record | None:
+    def finish(
+        self, scores: dict[str, Score], memory: list[int], folds: Record | None
+    ) -> Record | None:
         """Write the model and the result, and print the end block. Return the result in process 0.
 
-        `memory` is each process's peak, in bytes.
+        `memory` is each process's peak, in bytes, and `folds` the record of jobs/folds.py.
         """
         replica, folder = self.replica, self.folder
         if folder is None:
@@ -256,6 +258,7 @@ class RunWriter:
             mixed = is_mixed(folder.earlier, self.identity)
             result = result_of(replica, scores, tensors)
             record = result.record(self.log, folder, self.spec.started, memory, mixed)
+            record |= {"folds": folds} if folds else {}
         folder.finish(record, tensors, metadata)
         self.log.note(*console.block(result.lines(record, folder.model)))
         return record
