@@ -57,7 +57,7 @@ PHASES = {
     "save begun": "write a checkpoint",
     "save done": "continue when a checkpoint is written",
     "evaluation": "evaluate after step 6",
-    "folds": "test the second of two folds",
+    "folds": "test each image with the heads of two folds",
     "finish": "find out which answers are confident",
     "record": "write result.json",
     "result": "print the result, when result.json is written",

@@ -107,7 +107,7 @@ def _train(module: Any) -> None:
 
 
 def _folds(module: Any) -> None:
-    module._tested = before("folds", module._tested, lambda *arguments: bool(arguments[3] == 1))
+    module.cross_validated = before("folds", module.cross_validated)
 
 
 def _tower(module: Any) -> None:

@@ -86,7 +86,7 @@ def counted(correct: int, examples: int, what: str = "") -> str:
 
 def folds_text(folds: Mapping[str, Any]) -> str:
     """Return what the heads of all folds answered, by the record of jobs/folds.py."""
-    words, confident = words_of("f1" in folds["each"][0]), folds["confident"]
+    words, confident = words_of("labels" in folds["confident"]), folds["confident"]
     return (
         f"{folds['accuracy']:.2%} ({folds['correct']:,} of {folds['examples']:,} images"
         f"{words.exactly} in {folds['folds']} folds; 95% interval "

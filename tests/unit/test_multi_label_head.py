@@ -167,9 +167,9 @@ def test_a_complete_run_is_evaluated_at_its_thresholds(run, capsys):
     assert [row["threshold"] for row in result["classes"]] == known.tolist() != [0.5] * 3
     assert result["f1"]["macro"] > 0.8
     tested = result["folds"]
-    assert all(fold["f1"]["macro"] > 0.8 for fold in tested["each"])
-    found = [fold["confident"]["labels"] for fold in tested["each"]]
-    assert sum(found) == tested["confident"]["answers"] > 60
+    assert tested["examples"] == 260
+    assert tested["accuracy"] > 0.4
+    assert tested["confident"]["right"] >= 0.9 * tested["confident"]["labels"] > 50
     confident = result["confident"]
     assert confident["right"] <= confident["labels"]
     assert confident["coverage"] == confident["labels"] / sum(

@@ -24,7 +24,7 @@ from torch.nn import functional
 from lockstep.config.recipe import BoundRecipe, Recipe
 from lockstep.core.backbone import Backbone
 from lockstep.core.state import State
-from lockstep.core.task import THRESHOLDS, task_of
+from lockstep.core.task import THRESHOLDS, Task, task_of
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.head.outliers import LEAST_IMAGES, Outliers, divided, every_view
@@ -52,7 +52,7 @@ def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> 
     `train_set` has features in place of images. The result depends on recipe and data alone, see
     `held_out`.
     """
-    if len(train_set) < LEAST_IMAGES or not _is_linear(bound.recipe, state):
+    if len(train_set) < LEAST_IMAGES or not is_linear(bound.recipe, state):
         return {}
     classes, task = len(train_set.classes), task_of(train_set)
     folds = FOLDS
@@ -60,7 +60,15 @@ def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> 
         smallest = int(train_set.counts.min())
         folds = min(FOLDS, -(-_ENOUGH * FOLDS // max(1, classes * smallest)))
     rows, probabilities = held_out(bound, state, train_set, folds)
-    labels, probabilities = train_set.labels[rows].cpu(), probabilities.cpu()
+    return answer_tensors(task, probabilities.cpu(), train_set.labels[rows].cpu(), classes)
+
+
+def answer_tensors(
+    task: Task, probabilities: Tensor, labels: Tensor, classes: int
+) -> dict[str, Tensor]:
+    """Return the tensors of `confidence_tensors` for held-out images, by their `probabilities`,
+    float32 [n, classes], and their `labels`, both on the CPU.
+    """
     tensors = task.best_thresholds(probabilities, labels)
     thresholds = task.thresholds(tensors.get(THRESHOLDS), classes)
     images, found = task.found(probabilities, thresholds).nonzero().unbind(1)
@@ -69,8 +77,8 @@ def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> 
     return {ANSWERS: answers, **tensors}
 
 
-def _is_linear(recipe: Recipe, state: State) -> bool:
-    """Return whether the head is one linear layer with a bias, as `_trained` takes it to be."""
+def is_linear(recipe: Recipe, state: State) -> bool:
+    """Return whether the head is one linear layer with a bias, as `held_out` takes it to be."""
     names = [f"{recipe.head}.weight", f"{recipe.head}.bias"]
     return [*state.parameters] == names and state.parameters[names[0]].ndim == 2
 
@@ -82,7 +90,7 @@ def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> Bou
     Raises: LockstepError unless the head is one linear layer with a bias.
     """
     recipe, trials = bound.recipe, dict[int, BoundRecipe]()
-    if not _is_linear(recipe, state):
+    if not is_linear(recipe, state):
         raise LockstepError(
             f"decay_factors need a head that is one linear layer with a bias, and {recipe.head} "
             f"is not: leave them out"
@@ -101,22 +109,29 @@ def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> Bou
 
 
 def held_out(
-    bound: BoundRecipe, state: State, train_set: Dataset, folds: int
+    bound: BoundRecipe,
+    state: State,
+    train_set: Dataset,
+    folds: int,
+    numbers: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Classify the images of `folds` fifths of the `train_set`, each with a head that was trained
-    without its fifth.
+    without its fifth; or the images of all `folds`, of which `numbers`, int64 [N], has that of
+    each image.
 
     Copies and groups are in one fifth. Only the names and shapes of the head's parameters in
     `state` count. Return the rows of the images, int64 [n], and their probabilities, float32 [n,
     classes]; 0 where not finite.
     """
     recipe = bound.recipe
-    fold_of = _fold_of(train_set).to(train_set.labels.device)
-    rows = [(fold_of == fold).nonzero()[:, 0] for fold in range(folds)]
+    parts = FOLDS if numbers is None else folds
+    own = _fifth_of(train_set) if numbers is None else numbers
+    own = own.to(train_set.labels.device)
+    rows = [(own == fold).nonzero()[:, 0] for fold in range(folds)]
     used = 1 if recipe.test_time_augmentation == "off" else 2
     probabilities = []
     with arithmetic(recipe.arithmetic):
-        heads = _trained(bound, state, train_set, fold_of, folds)
+        heads = _trained(bound, state, train_set, own, folds, parts)
         weights, biases = heads.parameters_of(recipe.own_weights).values()
         heads_of = zip(rows, weights.chunk(folds), biases.chunk(folds), strict=True)
         for fold_rows, weight, bias in heads_of:
@@ -242,7 +257,7 @@ class Confidence:
         return self.outliers(every_view(features)[:, 0])
 
 
-def _fold_of(train_set: Dataset) -> Tensor:
+def _fifth_of(train_set: Dataset) -> Tensor:
     """Return the fifth of each image, int64 [N]. Copies and groups stay together."""
     groups = train_set.groups
     if groups is None:
@@ -269,14 +284,19 @@ def fold_of(groups: Tensor, labels: Tensor, folds: int) -> Tensor:
 
 
 # This does not use the loop of core/, which trains one network in towers of equal size and adds
-# their vectors across processes. Here one linear layer holds up to five heads, on features that are
-# in memory. All heads see the batches of the run's plan, and a mask removes each head's held-out
-# fifth from its loss, which a tower cannot do. The update is `State.apply`, as everywhere.
+# their vectors across processes. Here one linear layer holds the heads of all folds, on features
+# that are in memory. All heads see the batches of the run's plan, and a mask removes each head's
+# own fold from its loss, which a tower cannot do. The update is `State.apply`, as everywhere.
 def _trained(
-    bound: BoundRecipe, state: State, train_set: Dataset, fold_of: Tensor, folds: int
+    bound: BoundRecipe,
+    state: State,
+    train_set: Dataset,
+    numbers: Tensor,
+    folds: int,
+    parts: int,
 ) -> State:
     """Return one linear layer with the outputs of `folds` heads one after the other, each trained
-    without its fold. All start from zeros.
+    without its fold. All start from zeros. `numbers` has the fold of each image, of `parts` folds.
     """
     recipe = bound.recipe
     device = train_set.labels.device
@@ -307,8 +327,8 @@ def _trained(
             label_smoothing=recipe.label_smoothing,
             each=True,
         )
-        kept = fold_of[rows, None] != torch.arange(folds, device=device)
-        weight = FOLDS / (FOLDS - 1) / len(rows)
+        kept = numbers[rows, None] != torch.arange(folds, device=device)
+        weight = parts / (parts - 1) / len(rows)
         loss = (losses.view(kept.shape) * kept).sum() * weight
         gradients = torch.autograd.grad(loss, layer)
         flat = torch.cat([gradient.flatten() for gradient in gradients])

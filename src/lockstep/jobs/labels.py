@@ -2,8 +2,6 @@
 without these images contradict them.
 """
 
-from dataclasses import replace
-
 import torch
 
 from lockstep.core.task import Doubt, task_of
@@ -64,14 +62,12 @@ def records_of(doubts: list[Doubt], paths: list[str], classes: tuple[str, ...]) 
 
 
 def joined(splits: list[Dataset]) -> Dataset:
-    """Return the examples of all `splits` of one folder, in their order, as one dataset, without
-    their names. Images of one file are not copied.
-    """
-    first, labels = splits[0], torch.cat([split.labels for split in splits])
-    known = [split.groups for split in splits if split.groups is not None]
-    groups = torch.cat(known) if known else None
-    rows = [split.rows for split in splits if split.images is first.images]
-    if len(rows) == len(splits) and None not in rows:
-        return replace(first, labels=labels, groups=groups, rows=torch.cat(rows), paths="")
-    images = torch.cat([split.pixels(slice(None)) for split in splits])
-    return Dataset(images, labels, first.classes, sha256="", groups=groups)
+    """Return the examples of all `splits` of one folder, in their order, as one dataset."""
+    groups = [split.groups for split in splits if split.groups is not None]
+    return Dataset(
+        torch.cat([split.pixels(slice(None)) for split in splits]),
+        torch.cat([split.labels for split in splits]),
+        splits[0].classes,
+        sha256="",
+        groups=torch.cat(groups) if groups else None,
+    )

@@ -11,7 +11,7 @@ from lockstep.files import Record
 from lockstep.hardware import peak_memory_bytes
 from lockstep.jobs.agreement import require_agreement, require_equal_states, restore
 from lockstep.jobs.context import Context
-from lockstep.jobs.folds import cross_validated, divided
+from lockstep.jobs.folds import divided
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.writer import RunWriter, open_run
@@ -43,7 +43,9 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
         for text in replica.splits["train"].notes:  # Later commands do not repeat them.
             logger.warning(text)
         identity = require_agreement(replica)
-        folds = divided(spec, ctx, replica)
+        folds = None
+        if ctx.first and spec.placement.folds:
+            folds = divided(replica, spec.placement.folds)
 
         writer = stack.enter_context(open_run(spec, ctx, replica, identity))
         writer.begin(restore(replica, writer.checkpoint))
@@ -78,9 +80,8 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
         # There is no evaluation if the run was resumed after its last step.
         evaluations = evaluations or _evaluate(replica, writer, ctx)
         require_equal_states(replica.state, ctx.group)
-        tested = cross_validated(spec, ctx, folds)
         memory = ctx.group.gather(torch.tensor([peak_memory_bytes(ctx.device)]))
-        return writer.finish(evaluations, memory.flatten().tolist(), tested)
+        return writer.finish(evaluations, memory.flatten().tolist(), folds)
 
 
 def _evaluate_if_due(replica: Replica, writer: RunWriter, ctx: Context) -> dict[str, Score]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import BoundRecipe
@@ -17,6 +19,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Record, open_to_write
 from lockstep.jobs.agreement import require_equal_states
 from lockstep.jobs.context import Context
+from lockstep.jobs.folds import cross_validated
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import result_of
 from lockstep.jobs.specs import TrainSpec
@@ -242,11 +245,11 @@ class RunWriter:
         self.ctx.send("stopped", True)
 
     def finish(
-        self, scores: dict[str, Score], memory: list[int], folds: Record | None
+        self, scores: dict[str, Score], memory: list[int], folds: Tensor | None
     ) -> Record | None:
         """Write the model and the result, and print the end block. Return the result in process 0.
 
-        `memory` is each process's peak, in bytes, and `folds` the record of jobs/folds.py.
+        `memory` is each process's peak, in bytes, and `folds` the fold of each image, or None.
         """
         replica, folder = self.replica, self.folder
         if folder is None:
@@ -254,11 +257,11 @@ class RunWriter:
         folder.saver.require_saved()
         # To find out which answers are confident may take as long as the training.
         with self.ctx.signals_end_at_once(True):
+            tested = {} if folds is None else {"folds": cross_validated(replica, folds)}
             tensors, metadata = replica.model_file()
             mixed = is_mixed(folder.earlier, self.identity)
             result = result_of(replica, scores, tensors)
-            record = result.record(self.log, folder, self.spec.started, memory, mixed)
-            record |= {"folds": folds} if folds else {}
+            record = result.record(self.log, folder, self.spec.started, memory, mixed) | tested
         folder.finish(record, tensors, metadata)
         self.log.note(*console.block(result.lines(record, folder.model)))
         return record

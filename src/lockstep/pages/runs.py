@@ -203,12 +203,12 @@ def calibration(record: Record) -> Section:
 
 def folds(record: Record) -> Section:
     """Return the section of the cross-validation, by its record in result.json."""
-    names = "training_images", "examples", "correct", "accuracy"
+    names = "examples", "correct", "accuracy"
     rows = [
         [str(number), *(cell_text(one[name]) for name in names)]
         for number, one in enumerate(record["each"], 1)
     ]
-    head = ["fold", "training images", "test images", "correct", "accuracy"]
+    head = ["fold", "images", "correct", "accuracy"]
     texts = [f"Accuracy {folds_text(record)}.", _FOLDS]
     return Section("Cross-validation", texts, table=Table(head, rows))
 
