@@ -67,9 +67,9 @@ def train(
         name: Name of the run. Default: the name of the recipe or of the folder of images, and a
             number.
         runs: Folder that holds the runs.
-        resume: Continue a run from its last checkpoint. `keep`, `eval_every`, `save_every` and
-            `timeout` are those of the last session unless they are given. A complete run is left
-            unchanged.
+        resume: Continue a run from its last checkpoint. `keep`, `folds`, `eval_every`,
+            `save_every` and `timeout` are those of the last session unless they are given. A
+            complete run is left unchanged.
         skip_damaged: Leave out images that cannot be read. The run's result and log list them.
         trust_code: Execute code that a recipe file or a run names: a model or a dataset that is not
             built in.

@@ -56,6 +56,7 @@ class PlacementOptions(TypedDict, total=False):
     summary_every: int | None
     log_to: Sequence[Tracking] | Tracking | None
     keep: Literal["all"] | int | None
+    folds: int | None
     max_restarts: int | None
     timeout: float | None
 

@@ -78,6 +78,9 @@ class Placement(Settings):
             several. Default: none.
         keep: How many of the latest checkpoints to keep, besides the best one; all keeps a chain
             that `lockstep verify --all` replays. Default: 5.
+        folds: Also test every image once: train so many more heads, each without a part of the
+            training and test images, and test it on this part (cross-validation). Groups, copies
+            and images that look alike stay together. The run's own head stays the same.
         max_restarts: How often all processes are started again after one has failed. Default: 3.
         timeout: Seconds without progress after which a run counts as hung. The first step and each
             part of an evaluation may take ten times as long. Default: 60.
@@ -97,6 +100,7 @@ class Placement(Settings):
     summary_every: int = Field(100, ge=0)
     log_to: Annotated[tuple[Tracking, ...], BeforeValidator(_each)] = ()
     keep: Annotated[Literal["all"] | int, _KEEP] = 5
+    folds: int | None = Field(None, ge=2)
     max_restarts: int = Field(3, ge=0)
     timeout: float = Field(60.0, ge=1)
 
@@ -153,6 +157,12 @@ def check(recipe: "Recipe", placement: Placement) -> None:
         raise LockstepError(
             f"{option('device', placement.device)}: name one GPU for each process, at most {most}, "
             f"as each process needs a tower"
+        )
+    if placement.folds and recipe.head is None:
+        raise LockstepError(
+            f"{option('folds', placement.folds)} trains a head for each fold, and recipe "
+            f"{recipe.name} trains a whole network: leave it out, or train a head, as the recipe "
+            f"photos does"
         )
     if recipe.exact and not REDUCTIONS[placement.reduction]:
         raise LockstepError(

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import BoundRecipe
@@ -20,6 +22,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Record, open_to_write
 from lockstep.jobs.agreement import require_equal_states, require_same_data
 from lockstep.jobs.context import Context
+from lockstep.jobs.folds import cross_validated
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import result_of
 from lockstep.jobs.specs import TrainSpec
@@ -174,7 +177,7 @@ class RunWriter:
             "processes": replica.group.processes,
             **placement.model_dump(mode="json", include={"data", "init"}),
             "placement": placement.model_dump(
-                include={"timeout", "eval_every", "save_every", "keep"}
+                include={"timeout", "eval_every", "save_every", "keep", "folds"}
             ),
             **({"log_id": self.log_id} if self.log_id else {}),
             **provenance(placement.data),
@@ -259,10 +262,12 @@ class RunWriter:
         self.log.note(*console.block([("stopped", done), ("resume", again)]))
         self.ctx.send("stopped", True)
 
-    def finish(self, scores: dict[str, Score], memory: list[int]) -> Record | None:
+    def finish(
+        self, scores: dict[str, Score], memory: list[int], folds: Tensor | None
+    ) -> Record | None:
         """Write the model and the result, and print the end block. Return the result in process 0.
 
-        `memory` is each process's peak, in bytes.
+        `memory` is each process's peak, in bytes, and `folds` the fold of each image, or None.
         """
         replica, folder = self.replica, self.folder
         if folder is None:
@@ -270,9 +275,10 @@ class RunWriter:
         folder.saver.require_saved()
         # To find out which answers are confident may take as long as the training.
         with self.ctx.signals_end_at_once(True):
+            tested = {} if folds is None else {"folds": cross_validated(replica, folds)}
             mixed = is_mixed(folder.earlier, self.identity)
             result = result_of(replica, scores)
-            record = result.record(self.log, folder, self.spec.started, memory, mixed)
+            record = result.record(self.log, folder, self.spec.started, memory, mixed) | tested
         folder.finish(record, result.tensors, result.metadata)
         self.log.result(record)
         self.log.note(*console.block(result.lines(record, folder.model)))
