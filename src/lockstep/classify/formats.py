@@ -83,7 +83,10 @@ class Onnx(Format):
             opset_version=opset,
         )
         assert program is not None
-        return program.model_proto
+        model = program.model_proto
+        for node in model.graph.node:
+            del node.metadata_props[:]  # the exporter's traces, with paths of this machine
+        return model
 
     def facts(self, model: Any) -> Record:
         """Return the versions of ONNX's operators and of its format."""
@@ -158,14 +161,21 @@ class LiteRt(Format):
 
     def quantized(self, model: bytes, images: NDArray[np.uint8]) -> bytes:
         """Return the bytes of a flatbuffer."""
-        from ai_edge_quantizer import qtyping, quantizer, recipe
+        from ai_edge_quantizer import calibrator, qtyping, quantizer, recipe
+        from ai_edge_quantizer.utils.qsv_utils import min_max_update
 
         making = quantizer.Quantizer(model, recipe.static_wi8_ai8())
         names = qtyping.TFLOperationName
         for exact in (names.SOFTMAX, names.LOGISTIC, names.OUTPUT):
             making.update_quantization_recipe(".*", exact, algorithm_key="no_quantize")
-        seen = making.calibrate({"serving_default": [{"images": image[None]} for image in images]})
-        return bytes(making.quantize(seen, enable_progress_report=False).quantized_model)
+        # By itself, the quantizer takes moving averages, in which the last images count most.
+        mode = calibrator.CalibrationMode.CALIBRATION
+        calibration = calibrator.CalibrationInterpreter(model, mode, min_max_update)
+        run = calibration.get_signature_runner("serving_default")
+        for image in images:
+            run(images=image[None])
+        ranges = calibration.get_calibration_results()
+        return bytes(making.quantize(ranges, enable_progress_report=False).quantized_model)
 
     def write(self, model: bytes, metadata: Record, file: Path) -> None:
         """Write one file. The metadata are a file of an archive behind it, as TensorFlow Lite's."""
