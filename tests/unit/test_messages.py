@@ -84,7 +84,13 @@ def test_no_text_of_the_source_spells_an_option():
 def test_every_switch_that_a_message_turns_off_exists():
     parameters = get_command(app).commands["train"].params
     flags = {flag for parameter in parameters for flag in parameter.secondary_opts}
-    assert flags == {"--no-graphs", "--no-side-by-side", "--no-portable", "--no-multi-label"}
+    assert flags == {
+        "--no-graphs",
+        "--no-side-by-side",
+        "--no-check-products",
+        "--no-portable",
+        "--no-multi-label",
+    }
 
 
 def test_no_option_is_named_before_the_reader_is_known():

@@ -14,6 +14,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.writer import RunWriter, open_run
+from lockstep.kernels.portable.checks import checked
 from lockstep.messages import handled, logger
 
 
@@ -59,6 +60,7 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
 
         # A program that ended between saving and evaluating has left an evaluation to do.
         evaluations = _evaluate_if_due(replica, writer, ctx)
+        stack.enter_context(checked(spec.placement.check_products))
         updates = replica.updates(
             writer.log,
             poll_requests=writer.poll,
