@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from benchmarks.common import record_of
 from benchmarks.gpu.trial import NAMES, Facts, Table, device, replica
 from lockstep import hardware
+from lockstep.core.log import Log
 from lockstep.core.state import weights_sha256
-from lockstep.core.steps import Observer
 from lockstep.kernels import portable
 
 HEAD = [
@@ -118,7 +118,7 @@ def hashes(case: str, where: torch.device, steps: int, **placement: Any) -> list
     }
     trained = replica(case, where, 0, changes, **placement)
     copies = []
-    for _ in trained.updates(Observer()):
+    for _ in trained.updates(Log(trained.bound)):
         # To hash them here would wait for the GPU, and so could put right what is computed in a
         # wrong order.
         tensors = trained.state.state_dict()

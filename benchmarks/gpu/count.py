@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.gpu.stand_ins import Graph
 from benchmarks.gpu.trial import Facts, Table, replica, simulated_gpu
 from lockstep.core.group import Group
-from lockstep.core.steps import Observer
+from lockstep.core.log import Log
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import TrainSpec
@@ -145,7 +145,7 @@ def counted(case: str, as_graph: bool = True, processes: int = 1) -> Facts:
 def _updates(trained: Replica, path: Path, listening: bool) -> Iterator[Iterator[object]]:
     """Give the updates of a replica, those of a run at `path` with its listeners if `listening`."""
     if not listening:
-        yield trained.updates(Observer(), boundary=lambda updates: False)
+        yield trained.updates(Log(trained.bound), boundary=lambda updates: False)
         return
     spec = TrainSpec(recipe=trained.recipe, placement=trained.placement, path=path)
     with open_run(spec, Context(), trained, {}) as writer:

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.gpu.trial import Facts, Table, device, replica, simulated_gpu, wait
 from lockstep import hardware
 from lockstep.config.overrides import parse
-from lockstep.core.steps import Observer
+from lockstep.core.log import Log
 
 # in the order of what a cut-off must not lose
 CASES = (
@@ -72,7 +72,7 @@ def measured(case: str, placement: Facts, args: argparse.Namespace) -> Facts:
         case, where, args.examples, {"arithmetic": "native", "steps": steps}, **placement
     )
     recipe = trained.recipe
-    updates = trained.updates(Observer(), boundary=lambda updates: False)
+    updates = trained.updates(Log(trained.bound), boundary=lambda updates: False)
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     for _ in range(args.warm):

@@ -17,6 +17,7 @@ class Words:
     exactly = ""  # after images that are correct
     curve = ""  # after the name of an accuracy in training
     correct = "are classified correctly"  # after the number of images of a class
+    headline = "{1} are classified correctly"  # of a page; the accuracy stands before it
     answers = "{} images"  # that may be confident, of a split
     compared = "the probability of the predicted class and the share of correct images"
     mistaken = "Misclassified images"
@@ -31,6 +32,7 @@ class MultiLabelWords(Words):
     exactly = " with exactly their labels"
     curve = " (images that get exactly their labels, with the threshold 0.5)"
     correct = "get this label"
+    headline = "macro F1, the mean over the labels. {} {} get exactly their labels"
     answers = "labels that are found"
     compared = "the probability of a label and the share of images that have it"
     mistaken = "Images with a wrong or missed label"

@@ -24,7 +24,7 @@ from lockstep.classify import export
 from lockstep.classify.export import Graph, exported, in_float32, loaded
 from lockstep.commands import export as api
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
-from lockstep.jobs import replica
+from lockstep.jobs import splits
 from lockstep.pictures.decode import Decoding, decode_image
 from lockstep.runs import statefile
 from lockstep.runs.statefile import SHA256, metadata_of, read_tensors
@@ -357,8 +357,8 @@ def test_without_a_test_split_held_out_images_are_compared(trained_once, here, m
     monkeypatch.setattr(
         "lockstep.classify.export.loaded", lambda content: in_float32(lockstep.load(run))
     )
-    whole = replica.splits_of
-    monkeypatch.setattr(replica, "splits_of", lambda *read: {"held-out": whole(*read)["held-out"]})
+    whole = splits.splits_of
+    monkeypatch.setattr(splits, "splits_of", lambda *read: {"held-out": whole(*read)["held-out"]})
     record = record_of(here("export", run, "-o", "d.onnx", "--json"))
     assert (record["split"], record["examples"]) == ("held-out", 20)
 

@@ -22,6 +22,7 @@ from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
 from lockstep.core.evaluation import evaluate
+from lockstep.core.log import Log
 from lockstep.core.loop import updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
@@ -31,7 +32,6 @@ from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
 from lockstep.data import AUGMENTATIONS
 from lockstep.data.dataset import Dataset
-from lockstep.listeners.log import Log
 from lockstep.optim import OPTIMIZERS
 from lockstep.schema import validated
 

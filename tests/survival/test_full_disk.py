@@ -13,8 +13,8 @@ import pytest
 import torch
 from tests.helpers import Weights, read_json, save, steps
 
+from lockstep.core.observer import EvaluationEvent
 from lockstep.core.task import Score
-from lockstep.listeners.events import EvaluationEvent
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.runs import statefile
 from lockstep.runs.saver import Saver

@@ -12,9 +12,11 @@ from tests.helpers import labelled, parts, recipe_with
 from tests.images import noise
 
 from lockstep.core.group import Group
+from lockstep.core.log import Log
 from lockstep.core.loop import updates
+from lockstep.core.observer import Observer
 from lockstep.core.reduction import Reduction
-from lockstep.core.steps import Ahead, Observer
+from lockstep.core.steps import Ahead
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 
@@ -29,31 +31,25 @@ def gpu():
 
 
 class Seen(Observer):
-    """Keeps the losses of all steps, and the weights before and after those in `observed`."""
+    """Keeps the losses of all steps, and the weights before and after those in which they are
+    due, if `takes_tensors`.
+    """
 
-    reports = True
-
-    def __init__(self, *observed):
-        super().__init__()
-        self.observed, self.losses, self.weights = observed, [], {}
-
-    def observes(self, step):
-        return step in self.observed
+    def __init__(self, every=1, takes_tensors=False):
+        self.every, self.takes_tensors = every, takes_tensors
+        self.losses, self.weights = [], {}
 
     def computed(self, step, state, gradients):
-        if step in self.observed:
-            self.weights[step] = [state.weights.clone()]
+        self.weights[step] = [state.weights.clone()]
 
     def updated(self, step, state):
-        if step in self.observed:
-            self.weights[step].append(state.weights.clone())
+        self.weights[step].append(state.weights.clone())
 
-    def step(self, step, metrics, decay, *others):
-        super().step(step, metrics, decay, *others)
-        self.losses.append((step, float(metrics.cross_entropy), decay))
+    def step(self, event):
+        self.losses.append((event.step, event.cross_entropy, event.decay))
 
 
-def training(log=None, changes=(), **options):
+def training(observers=(), changes=(), **options):
     """Return the state, and the generator that trains it a step ahead of the host."""
     small = {
         "model": "digits",
@@ -66,8 +62,8 @@ def training(log=None, changes=(), **options):
     recipe = recipe_with("cifar10-tutorial", small | dict(changes))
     tower, state, _ = parts(recipe)
     options = {"ahead": True, "boundary": lambda updates: False, **options}
-    reduction = Reduction(Group(), recipe.towers)
-    return state, updates(DATASET, tower, reduction, state, log or Observer(), **options)
+    reduction, log = Reduction(Group(), recipe.towers), Log(tower.bound, observers)
+    return state, updates(DATASET, tower, reduction, state, log, **options)
 
 
 def trained(steps=STEPS, *args, **options):
@@ -94,13 +90,13 @@ def same(one, other):
 def test_graphs_have_the_bits_of_kernels_and_of_a_host_that_takes_part(changes):
     kernels = trained(changes=changes, as_graph=False)
     assert Graph.replays == 0
-    log, at_once = Seen(), Seen()
-    state, items = training(log, changes)
+    ahead, at_once = Seen(), Seen()
+    state, items = training([ahead], changes)
     assert len([*items]) == STEPS
     assert Graph.replays == STEPS - 2  # The first one runs by kernels, the second one is captured.
     assert same(state.state_dict(), kernels)
-    assert same(trained(STEPS, at_once, changes, ahead=False), kernels)
-    assert log.losses == at_once.losses
+    assert same(trained(STEPS, [at_once], changes, ahead=False), kernels)
+    assert ahead.losses == at_once.losses
 
 
 def test_towers_side_by_side_have_the_bits_of_one_after_the_other():
@@ -127,7 +123,9 @@ def test_a_lane_waits_before_its_next_tower(monkeypatch):
 
 def test_portable_adam_has_the_bits_of_a_host_that_takes_part():
     changes = {"optimizer": "adamw", "arithmetic": "portable", "weight_decay": {"default": 0.1}}
-    assert same(trained(3, changes=changes, as_graph=False), trained(3, None, changes, ahead=False))
+    assert same(
+        trained(3, changes=changes, as_graph=False), trained(3, changes=changes, ahead=False)
+    )
 
 
 def test_each_size_of_images_has_its_graph():
@@ -140,13 +138,13 @@ def test_each_size_of_images_has_its_graph():
 
 
 def test_a_step_that_is_observed_runs_by_kernels_with_the_same_bits():
-    log = Seen(0, 5)
-    state, items = training(log)
+    seen = Seen(5, takes_tensors=True)  # steps 0, 5 and the last one
+    state, items = training([seen])
     assert len([*items]) == STEPS
-    assert Graph.replays == STEPS - 3
+    assert Graph.replays == STEPS - 4
     assert same(state.state_dict(), trained())
-    expected = [trained(steps)["parameter/conv1.weight"] for steps in (0, 1, 5, 6)]
-    found = [*log.weights[0], *log.weights[5]]
+    expected = [trained(steps)["parameter/conv1.weight"] for steps in (0, 1, 5, 6, 7, 8)]
+    found = [weights for of_step in seen.weights.values() for weights in of_step]
     for weights, one in zip(found, expected, strict=True):
         assert torch.equal(weights[: one.numel()], one.flatten())
 

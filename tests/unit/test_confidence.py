@@ -9,7 +9,7 @@ from tests.helpers import lockstep_error, recipe_with
 from torch import nn
 
 from lockstep.core.state import State
-from lockstep.core.task import Score
+from lockstep.core.task import MultiLabel, Score, Task
 from lockstep.data.dataset import Dataset
 from lockstep.head.confidence import (
     ANSWERS,
@@ -70,7 +70,7 @@ def table(*rows):
 
 
 def least(answers, share, balanced=False, classes=2):
-    return least_confident(answers, classes, share, balanced).tolist()
+    return least_confident(answers, classes, share, balanced, Task()).tolist()
 
 
 def test_the_threshold_is_the_one_by_hand():
@@ -146,7 +146,7 @@ def test_a_rare_class_is_not_sure_below_the_threshold_of_all():
 
 
 def test_labels_or_with_several_answers_tell_which_class_is_rare():
-    def of_second(wrong, multi_label):
+    def of_second(wrong, task):
         """Return the least probability of the second class: it has 90 labels and 300 answers."""
         answers = table(
             (0, 0, 0.9, 400),
@@ -155,10 +155,10 @@ def test_labels_or_with_several_answers_tell_which_class_is_rare():
             (wrong, 1, 0.9, 10),
             (wrong, 1, 0.7, 200),
         )
-        return least_confident(answers, 2, 0.95, False, multi_label).tolist()[1]
+        return least_confident(answers, 2, 0.95, False, task).tolist()[1]
 
-    assert of_second(0, multi_label=False) == pytest.approx(0.99)  # by its labels it is rare
-    assert of_second(2, multi_label=True) == pytest.approx(0.9)  # by its answers it is not
+    assert of_second(0, Task()) == pytest.approx(0.99)  # by its labels it is rare
+    assert of_second(2, MultiLabel()) == pytest.approx(0.9)  # by its answers it is not
 
 
 def test_marks_follow_the_class_that_is_found():
@@ -178,7 +178,7 @@ def test_marks_follow_the_class_that_is_found():
 def test_sure_answers_are_right_as_often_as_asked_for(shares):
     answers = answers_of(*features(1_700, 1, shares=shares))
     counts = answers[:, 0].long().bincount()
-    bounds = least_confident(answers, 2, 0.95, balanced=True)
+    bounds = least_confident(answers, 2, 0.95, True, Task())
     values, labels = features(4_000, 2)
     recipe = RECIPE.replace()
     dataset = dataset_of(*features(1_700, 1, shares=shares))

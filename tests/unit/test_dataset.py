@@ -18,7 +18,8 @@ from lockstep.data import AUGMENTATIONS, readers
 from lockstep.data.dataset import Dataset
 from lockstep.data.transforms import to_device
 from lockstep.jobs.context import Context
-from lockstep.jobs.replica import Replica, splits_of
+from lockstep.jobs.replica import Replica
+from lockstep.jobs.splits import splits_of
 from lockstep.pictures.pixels import RowCache
 from lockstep.recipes import get_recipe
 

@@ -12,7 +12,7 @@ from lockstep.commands.plan import labels_spec, train_spec
 from lockstep.config.placement import Placement
 from lockstep.jobs import labels
 from lockstep.jobs.context import Context
-from lockstep.jobs.replica import read_splits
+from lockstep.jobs.splits import read_splits
 from lockstep.jobs.train import train
 from lockstep.launch.world import World
 from lockstep.pictures import survey as module

@@ -10,12 +10,12 @@ from tests.helpers import lockstep_error, read_json, recipe_with, rows_of, summa
 from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
+from lockstep.core import gpus
+from lockstep.core.gpus import Gpus
 from lockstep.core.group import Group
 from lockstep.jobs import replica as sessions
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.listeners import gpus
-from lockstep.listeners.gpus import Gpus
 from lockstep.pages import runs
 from lockstep.recipes import get_recipe
 from lockstep.runs.run import Run
@@ -95,7 +95,6 @@ def test_a_session_knows_the_gpus_of_its_host(monkeypatch, device, gpu, hosts, e
 
     monkeypatch.setattr(Group, "processes", len(hosts))
     monkeypatch.setattr(Group, "hosts", lambda self: hosts)
-    monkeypatch.setattr(sessions, "Reduction", lambda *_: None)
     monkeypatch.setattr(sessions, "splits_of", fails)
     built, own = (
         Replica.__new__(Replica),

@@ -18,7 +18,7 @@ from lockstep.jobs.evaluate import evaluate
 from lockstep.jobs.report import report
 from lockstep.jobs.specs import EvaluateSpec, ReportSpec
 from lockstep.pages import prediction_table, runs
-from lockstep.pages.prediction import Prediction, prediction_of, spotlights, with_evidence
+from lockstep.pages.prediction import Prediction, prediction_of, spotlights
 
 CLASSES = ["cat", "dog", "owl"]
 ROW = torch.tensor([0.2, 0.97, 0.8], dtype=torch.float64)
@@ -78,14 +78,14 @@ def test_light_falls_on_the_evidence_for_each_label():
     maps = torch.zeros(2, 2, 2, dtype=torch.float64)
     maps[0, 0], maps[1, 1] = 1.0, 1.0
     assert FOUND.explained == ("dog", "cat")
-    lit = spotlights(with_evidence(FOUND, maps), pixels)
+    lit = spotlights(FOUND.with_evidence(maps), pixels)
     assert [*lit] == ["dog", "cat"]
     assert lit["dog"][0].min() > lit["dog"][3].max()
     assert lit["cat"][3].min() > lit["cat"][0].max()
     # Of an image without a label that is found, the most probable one.
-    assert [*spotlights(with_evidence(NONE, maps[:1]), pixels)] == [*NONE.explained] == ["dog"]
+    assert [*spotlights(NONE.with_evidence(maps[:1]), pixels)] == [*NONE.explained] == ["dog"]
     assert Prediction("x", error="no").explained == ()
-    one = with_evidence(prediction_of("c.png", ROW, CLASSES, 1), maps[:1])
+    one = prediction_of("c.png", ROW, CLASSES, 1).with_evidence(maps[:1])
     assert (one.evidence.shape, [*spotlights(one, pixels)]) == ((2, 2), ["dog"])
 
 

@@ -7,11 +7,11 @@ from signal import SIGTERM
 from tests.helpers import parts
 
 from lockstep.core.group import Group
+from lockstep.core.log import Log
 from lockstep.core.loop import updates
 from lockstep.core.reduction import Reduction
 from lockstep.core.vector import Requests
 from lockstep.data.readers import load_digits
-from lockstep.listeners.log import Log
 from lockstep.recipes import get_recipe
 
 RECIPE = get_recipe("digits").replace(epochs=None, steps=6, arithmetic="native")

@@ -12,7 +12,7 @@ from lockstep.commands.named import placed
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
 from lockstep.core.state import State
-from lockstep.core.task import THRESHOLDS, MultiLabel, MultiLabelScore
+from lockstep.core.task import THRESHOLDS, MultiLabel, MultiLabelScore, Task
 from lockstep.data.dataset import Dataset
 from lockstep.head.confidence import (
     ANSWERS,
@@ -128,7 +128,7 @@ def test_answers_are_the_labels_that_were_found():
     with pytest.raises(ValueError, match="one probability for each class"):
         MultiLabel().thresholds(tensors[THRESHOLDS], 4)
     with pytest.raises(ValueError, match="has no classes and probabilities"):
-        least_confident(tensors[ANSWERS], 3, 0.95, balanced=False)
+        least_confident(tensors[ANSWERS], 3, 0.95, False, Task())
 
 
 @pytest.fixture

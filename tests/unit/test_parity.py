@@ -23,13 +23,13 @@ from torch.nn import functional
 
 from lockstep.config.placement import Placement
 from lockstep.core.group import Group
+from lockstep.core.log import Log
 from lockstep.core.loop import updates
+from lockstep.core.observer import Observer
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.data.dataset import Shard
 from lockstep.jobs.startup import detail_lines, placement_lines, startup_lines
-from lockstep.listeners.events import Listener
-from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.listeners.tensorboard import TensorBoard
 from lockstep.optim import SGD, Adam
@@ -87,7 +87,6 @@ def replica_of(device, local_processes):
         group=Group(),
         device=torch.device(device),
         gpus=gpus,
-        reduction=Reduction(Group(), 4),
         initial_weights=None,
         splits={"train": images(50_000)},
         test_set=images(10_000),
@@ -123,7 +122,7 @@ def test_only_the_recipe_says_whether_a_run_is_exact():
     assert [line for line in lines if "exact" in " ".join(line)] == [("exact", "False")]
 
 
-class Weights(Listener):
+class Weights(Observer):
     """A listener that keeps the weights before each update, and the gradient."""
 
     every = 1
@@ -131,10 +130,8 @@ class Weights(Listener):
     def __init__(self):
         self.seen = []
 
-    def computed(self, step, tensors):
-        self.seen.append(
-            (tensors.weights["1.weight"].clone(), tensors.gradients["1.weight"].clone())
-        )
+    def computed(self, step, state, gradients):
+        self.seen.append((state.parameters["1.weight"].clone(), gradients["1.weight"].clone()))
 
 
 @pytest.mark.parametrize(

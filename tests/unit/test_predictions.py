@@ -60,7 +60,7 @@ def test_a_cell_names_its_file_and_no_spreadsheet_computes_it(name, cell):
 
 @pytest.mark.parametrize("names", [("a\\", "b"), ("a|b",), ("a\\|b", "\n"), (r"\n", "x")])
 def test_each_of_several_labels_can_be_read_back(names):
-    field = prediction_table._joined(names)
+    field = "|".join(map(prediction_table._part, names))
     parts = re.findall(r"((?:[^|\\]|\\.)+)", field)
     assert tuple(re.sub(r"\\(.)", lambda m: {"n": "\n"}.get(m[1], m[1]), p) for p in parts) == names
 

@@ -16,7 +16,8 @@ from lockstep.data.dataset import Dataset
 from lockstep.jobs import agreement
 from lockstep.jobs.agreement import require_equal_states
 from lockstep.jobs.context import Context
-from lockstep.jobs.replica import Replica, read_splits, splits_of
+from lockstep.jobs.replica import Replica
+from lockstep.jobs.splits import read_splits, splits_of
 from lockstep.pictures.decode import decode_image
 from lockstep.runs.provenance import releases
 

@@ -10,12 +10,13 @@ import rich.console
 import torch
 from tests.helpers import read_json, read_rows, recipe_with
 
+from lockstep.core.log import Log
+from lockstep.core.observer import EvaluationEvent, Observer
+from lockstep.core.state import State
 from lockstep.core.task import MultiLabelScore, Score
 from lockstep.core.vector import Metrics, Requests
 from lockstep.errors import printable
 from lockstep.listeners import console
-from lockstep.listeners.events import EvaluationEvent, Listener
-from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
 
@@ -39,10 +40,10 @@ def a_log(listeners, steps=25):
 
 
 def step_of(log, step, metrics=None, decay=None):
-    log.step(step, metrics or sums(), {"w": 0.5} if decay is None else decay, 0.1, 1.0, [])
+    log.step(step, metrics or sums(), {"w": 0.5} if decay is None else decay, 1.0, [])
 
 
-class Recorder(Listener):
+class Recorder(Observer):
     """A listener that keeps step events."""
 
     def __init__(self, every):
@@ -301,19 +302,25 @@ def test_without_listeners_no_metric_is_read_from_the_device():
     step_of(a_log([]), 0, Metrics(*[SimpleNamespace()] * 5))
 
 
-@pytest.mark.parametrize(("optimizer", "passed"), [("sgd", {"w": 0.1}), ("adamw", {})])
-def test_observers_get_the_coefficients_of_decay_in_the_loss(optimizer, passed):
+@pytest.mark.parametrize(("optimizer", "in_loss"), [("sgd", {"w": 0.1}), ("adamw", {})])
+def test_observers_get_the_coefficients_of_decay_in_the_loss(optimizer, in_loss):
     """AdamW's is not: its state has coefficients, but no terms of the loss."""
     seen, recorder = [], Recorder(2)
-    recorder.computed = lambda step, tensors: seen.append((step, tensors.decay))
-    state = SimpleNamespace(parameters={}, by_name=lambda flat: {}, decay={"w": 0.1})
-    log = Log(recipe_with("digits", {"optimizer": optimizer}).bind(1442), [recorder])
-    log.computed(0, state, torch.zeros(0))
-    recorder.observes = True
-    assert [log.observes(step) for step in range(3)] == [True, False, True]
+    recorder.computed = lambda step, state, gradients: seen.append((step, state, gradients))
+    changes = {"optimizer": optimizer, "weight_decay": {"w": 0.1}}
+    recipe = recipe_with("digits", changes)
+    weights = torch.zeros(2, requires_grad=True)
+    state = State(recipe, {"w": weights}, {}, torch.device("cpu"))
+    log = Log(recipe.bind(1442), [recorder])
+    log.computed(0, state, torch.zeros(2))
+    assert seen == []
+    recorder.takes_tensors = True
+    assert [log.takers(step) for step in range(3)] == [[recorder], [], [recorder]]
     for step in range(3):
-        log.computed(step, state, torch.zeros(0))
-    assert seen == [(0, passed), (2, passed)]
+        log.computed(step, state, torch.zeros(2))
+    assert [step for step, _, _ in seen] == [0, 2]
+    assert [*seen[0][2]] == ["w"]
+    assert seen[0][1].decay_in_loss == in_loss
 
 
 def test_running_averages_cover_every_step_and_each_term():
@@ -340,14 +347,14 @@ def test_running_averages_cover_every_step_and_each_term():
 def test_a_skipped_first_step_has_no_averages_and_a_row_of_json(tmp_path):
     log = a_log([MetricsFile(tmp_path / "metrics.jsonl", 1)])
     broken = sums(cross_entropy=float("inf"))
-    log.step(0, broken, {"w": 0.5}, 0.1, 1.0, [0])
+    log.step(0, broken, {"w": 0.5}, 1.0, [0])
     row = read_json(tmp_path / "metrics.jsonl")
     assert row["loss"] is row["loss_average"] is row["cross_entropy_average"] is None
     assert row["decay_average"] == {"w": None}
 
 
 def test_an_event_has_the_memory_of_process_0(monkeypatch):
-    monkeypatch.setattr("lockstep.listeners.log.memory_bytes", lambda device: 100)
+    monkeypatch.setattr("lockstep.core.log.memory_bytes", lambda device: 100)
     recorder = Recorder(1)
     step_of(Log(get_recipe("digits").bind(1442), [recorder]), 0)
     assert recorder.events[0].memory_bytes == 100

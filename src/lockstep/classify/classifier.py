@@ -28,7 +28,7 @@ from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
 from lockstep.head.confidence import Confidence
 from lockstep.head.outliers import divided
-from lockstep.pages.prediction import Prediction, prediction_of, with_evidence
+from lockstep.pages.prediction import Prediction, prediction_of
 from lockstep.pictures.decode import Decoding, decode_image
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import StateFile, read, step_of
@@ -230,7 +230,7 @@ class Classifier:
                 image = torch.from_numpy(pixels)[None]
                 shown = [self.classes.index(label) for label in prediction.explained]
                 maps = class_activation_map(self._backbone, self._network, image, shown)
-                prediction = with_evidence(prediction, maps)
+                prediction = prediction.with_evidence(maps)
             return prediction
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:

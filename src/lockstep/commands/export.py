@@ -155,7 +155,7 @@ def export(
     from lockstep.classify.classifier import run_of
     from lockstep.classify.export import exported, in_batches, in_float32, loaded, script
     from lockstep.core.task import task_of
-    from lockstep.jobs.replica import read_splits, splits_of
+    from lockstep.jobs.splits import read_splits, splits_of
 
     text = script().encode()
     if not (beside.is_file() and beside.read_bytes() == text):

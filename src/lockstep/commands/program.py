@@ -171,11 +171,11 @@ class _Train(_Command):
         ctx.allow_extra_args = True
         rest = super().parse_args(ctx, args)
         if rest:
-            raise LockstepError(_multi_label([ctx.params["what"], *rest]))
+            raise LockstepError(_too_many([ctx.params["what"], *rest]))
         return rest
 
 
-def _multi_label(arguments: Sequence[str]) -> str:
+def _too_many(arguments: Sequence[str]) -> str:
     """Return the message for several arguments where `train` takes one: to give the folder that
     holds them.
     """

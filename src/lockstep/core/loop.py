@@ -3,9 +3,10 @@
 from collections.abc import Callable, Generator
 from functools import partial
 
+from lockstep.core.log import Log
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
-from lockstep.core.steps import Ahead, AtOnce, Observer
+from lockstep.core.steps import Ahead, AtOnce
 from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
@@ -16,7 +17,7 @@ def updates(
     tower: Tower,
     reduction: Reduction,
     state: State,
-    log: Observer,
+    log: Log,
     *,
     poll_requests: Callable[[], Requests] = Requests,
     boundary: Callable[[int], bool] = lambda updates: True,

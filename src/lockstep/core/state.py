@@ -209,6 +209,13 @@ class State:
         """Return whether every parameter is finite. Waits for the device."""
         return not excess(self._flat)
 
+    @property
+    def decay_in_loss(self) -> Mapping[str, float]:
+        """Return the coefficients of `decay` that are in the loss: all, or none if the optimizer
+        decouples decay from it.
+        """
+        return self.decay if self._recipe.optimizer.decays_in_loss else {}
+
     def decay_losses(self) -> dict[str, Tensor]:
         """Return each weight-decay term of the loss, coefficient / 2 * ||w||^2, by parameter, on
         the device.
@@ -217,7 +224,7 @@ class State:
         optimizer decouples from the loss has no terms.
         """
         recipe = self._recipe
-        if not recipe.optimizer.decays_in_loss:
+        if not self.decay_in_loss:
             return {}
         with arithmetic(recipe.arithmetic):
             terms = {}

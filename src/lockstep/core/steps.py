@@ -4,7 +4,7 @@
 and the flags of a step are read while the next one is computed. Both make the same update.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.core.captured import Captured
-from lockstep.core.monitor import Monitor
+from lockstep.core.log import Log
 from lockstep.core.readback import ReadBack
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
@@ -29,49 +29,6 @@ _EXAMPLES, _STEPS = 4096, 32
 _LANES = 8  # towers that a GPU computes side by side
 
 
-class Observer:
-    """Observes every step of the loop. This class only measures the time; `listeners.log.Log` also
-    reports.
-
-    Attributes:
-        monitor: what this process does, and the time that it takes.
-        reports: whether it needs the terms of weight decay.
-    """
-
-    reports = False
-
-    def __init__(self, monitor: Monitor | None = None) -> None:
-        self.monitor = monitor or Monitor()
-
-    def begin(self, step: int) -> None:
-        """Note that `step` is about to be computed."""
-        self.monitor.begin_step(measure=False)
-
-    def observes(self, step: int) -> bool:
-        """Return whether `computed` and `updated` need the tensors of `step`."""
-        return False
-
-    def computed(self, step: int, state: State, gradients: Tensor) -> None:
-        """Note the mean `gradients` of `step`, before its update."""
-
-    def updated(self, step: int, state: State) -> None:
-        """Note the weights after `step`."""
-
-    def step(
-        self,
-        step: int,
-        metrics: Metrics,
-        decay: Mapping[str, float],
-        learning_rate: float,
-        loss_scale: float,
-        non_finite: list[int],
-    ) -> None:
-        """Note the numbers of a step, after its update: metrics on the host, and the terms of
-        weight decay before the update. The update is skipped if towers are `non_finite`.
-        """
-        self.monitor.end_step()
-
-
 class Steps:
     """The steps of this process for the tower's bound recipe. `state` is trained in place."""
 
@@ -81,7 +38,7 @@ class Steps:
         tower: Tower,
         reduction: Reduction,
         state: State,
-        log: Observer,
+        log: Log,
         poll_requests: Callable[[], Requests],
     ) -> None:
         self._dataset, self._tower, self._reduction = dataset, tower, reduction
@@ -107,7 +64,7 @@ class Steps:
         sums, and the terms of weight decay in the loss.
         """
         state = self._state
-        decay = state.decay_losses() if self._log.reports else {}
+        decay = state.decay_losses() if self._log.observers else {}
         self._decay = [*decay]
         numbers = excess(state.weights), excess(total), *decay.values()
         return torch.cat([total[: self._tower.layout.metric_length], torch.stack(numbers)])
@@ -142,9 +99,8 @@ class Steps:
     ) -> None:
         terms = numbers[self._tower.layout.metric_length + 2 :].tolist()
         decay = dict(zip(self._decay, terms, strict=True))
-        rate = self._bound.learning_rate(step)
         with self._log.monitor.doing("report"):
-            self._log.step(step, metrics, decay, rate, scale, skipped)
+            self._log.step(step, metrics, decay, scale, skipped)
 
 
 class AtOnce(Steps):
@@ -280,7 +236,7 @@ class Ahead(Steps):
                 pixels = self._dataset.pixels(examples)
                 pixels = pixels.view(len(reduction.owned), -1, *pixels.shape[1:])
                 self._pixels = pixels if self._pixels is None else self._pixels.copy_(pixels)
-        self._step, self._observed = step, log.observes(step)
+        self._step, self._observed = step, bool(log.takers(step))
         size, capture = self._plan.size_px, bool(self._before) and not self._observed
         with log.monitor.doing("compute"), state.update_lock:
             if self._is_whole:

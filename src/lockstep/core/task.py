@@ -110,9 +110,10 @@ class Score:
             for name, n, k in counts
         ]
 
-    def answers(self, split: str) -> str:
-        """Return in words how many answers on `split` there are."""
-        return f"{self.examples} {split} images"
+    @property
+    def answers(self) -> int:
+        """Return how many answers there are: one to each image."""
+        return self.examples
 
     def cautions(self, names: Sequence[str], split: str) -> list[str]:
         """Return why the results on `split` may mean little, one sentence each."""
@@ -242,9 +243,10 @@ class MultiLabelScore(Score):
             for name, examples, found, right, precision, threshold in columns
         ]
 
-    def answers(self, split: str) -> str:
+    @property
+    def answers(self) -> int:
         """Return how many labels are found: each is an answer."""
-        return f"{plural(sum(self.found), 'label')} that were found"
+        return sum(self.found)
 
     def cautions(self, names: Sequence[str], split: str) -> list[str]:
         """Return the sentence about labels whose F1 has a wide interval."""
@@ -277,11 +279,13 @@ class Task:
 
     Attributes:
         unit: the key of a number of answers in records.
+        other_classes: how many values besides the classes `true_classes` has.
         needs_logits: whether a score needs the logits of all examples.
         kind_of_score: the class of the scores.
     """
 
     unit = "images"
+    other_classes = 0
     needs_logits = False
     kind_of_score: type[Score] = Score
 
@@ -324,6 +328,10 @@ class Task:
         """Return which of the `classes` each example has, bool [b, classes]."""
         return labels[:, None] == torch.arange(classes, device=labels.device)
 
+    def counts(self, labels: Tensor, classes: int) -> Tensor:
+        """Return the number of examples of each class, int64 [classes]."""
+        return labels.bincount(minlength=classes)
+
     def found(self, probabilities: Tensor, thresholds: Sequence[float] | None) -> Tensor:
         """Return which classes each example gets, bool [b, classes]: the most probable one."""
         return self.own(probabilities.argmax(1), probabilities.shape[1])
@@ -345,6 +353,18 @@ class Task:
         `found`, int64 [n]: its label.
         """
         return labels[rows]
+
+    def weighed(self, labels: Tensor, predicted: Tensor) -> Tensor:
+        """Return the class that decides the weight of each answer, int64 [n]: the true one of these
+        `labels`.
+        """
+        return labels
+
+    def folds(self, counts: Tensor, most: int, enough: int) -> int:
+        """Return into how many parts, at most `most`, to divide images of which each class has
+        `counts`, so that about `enough` are held out.
+        """
+        return min(most, -(-enough * most // max(1, len(counts) * int(counts.min()))))
 
     def doubts(self, labels: Tensor, probabilities: Tensor) -> list[Doubt]:
         """Return each label that `probabilities`, float32 [b, classes], contradict: another class
@@ -380,6 +400,7 @@ class MultiLabel(Task):
     """What labels mean where an image may have several or none: uint8 [b, classes] of 0 and 1."""
 
     unit = "labels"
+    other_classes = 1
     needs_logits = True
     kind_of_score = MultiLabelScore
 
@@ -412,6 +433,10 @@ class MultiLabel(Task):
         """Return the labels."""
         return labels.bool()
 
+    def counts(self, labels: Tensor, classes: int) -> Tensor:
+        """Return the number of examples of each label."""
+        return labels.sum(0, dtype=torch.int64)
+
     def found(self, probabilities: Tensor, thresholds: Sequence[float] | None) -> Tensor:
         """Return the classes whose probability reaches their threshold; none for NaN."""
         return probabilities >= torch.tensor(thresholds, dtype=torch.float32)
@@ -434,6 +459,14 @@ class MultiLabel(Task):
     def true_classes(self, labels: Tensor, rows: Tensor, found: Tensor, classes: int) -> Tensor:
         """Return the class that was `found`, or the number of `classes` if that is wrong."""
         return torch.where(labels[rows, found] == 1, found, classes)
+
+    def weighed(self, labels: Tensor, predicted: Tensor) -> Tensor:
+        """Return the `predicted` class, as an image may have several."""
+        return predicted
+
+    def folds(self, counts: Tensor, most: int, enough: int) -> int:
+        """Return the most parts: all images decide the thresholds."""
+        return most
 
     def doubts(self, labels: Tensor, probabilities: Tensor) -> list[Doubt]:
         """Return each label that an image has and probably should not have, and each that it

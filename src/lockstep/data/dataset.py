@@ -202,13 +202,6 @@ class Dataset:
         images = self.pixels(slice(None)).to(device)
         return replace(self, images=images, labels=labels, rows=None, mapped=False)
 
-    @property
-    def counts(self) -> Tensor:
-        """Return the number of examples of each class, int64 [classes]."""
-        if self.multi_label:
-            return self.labels.sum(0, dtype=torch.int64)
-        return self.labels.bincount(minlength=len(self.classes))
-
     @cached_property
     def priors(self) -> Tensor | None:
         """The logarithm of each class's number of examples, over that of the largest one: float32
@@ -218,7 +211,7 @@ class Dataset:
         example.
         Source: logit adjustment of Menon et al. 2021 (arXiv:2007.07314).
         """
-        counts = self.counts.clamp(min=1).tolist()
+        counts = self.labels.bincount(minlength=len(self.classes)).clamp(min=1).tolist()
         if min(counts) == max(counts):
             return None
         # Not by torch, whose logarithm has other low-order bits on another kind of CPU.

@@ -24,7 +24,7 @@ from torch.nn import functional
 from lockstep.config.recipe import BoundRecipe, Recipe
 from lockstep.core.backbone import Backbone
 from lockstep.core.state import State
-from lockstep.core.task import THRESHOLDS, task_of
+from lockstep.core.task import THRESHOLDS, Task, task_of
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.head.outliers import LEAST_IMAGES, Outliers, divided, every_view
@@ -55,10 +55,7 @@ def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> 
     if len(train_set) < LEAST_IMAGES or not _is_linear(bound.recipe, state):
         return {}
     classes, task = len(train_set.classes), task_of(train_set)
-    folds = FOLDS
-    if not train_set.multi_label:  # There are no thresholds, which all images decide.
-        smallest = int(train_set.counts.min())
-        folds = min(FOLDS, -(-_ENOUGH * FOLDS // max(1, classes * smallest)))
+    folds = task.folds(task.counts(train_set.labels, classes), FOLDS, _ENOUGH)
     rows, probabilities = held_out(bound, state, train_set, folds)
     labels, probabilities = train_set.labels[rows].cpu(), probabilities.cpu()
     tensors = task.best_thresholds(probabilities, labels)
@@ -129,7 +126,7 @@ def held_out(
 
 
 def least_confident(
-    answers: Tensor, classes: int, share: float, balanced: bool, multi_label: bool = False
+    answers: Tensor, classes: int, share: float, balanced: bool, task: Task
 ) -> Tensor:
     """Return the least probability of a confident answer for each predicted class, float64
     [classes].
@@ -138,12 +135,12 @@ def least_confident(
     a class with fewer than half as many images as classes have on average, that must also hold
     among the answers that predict this class, and these must be 10 or more. If `balanced`, every
     class has the same weight, however many images it has. One wrong answer is added, with the
-    largest weight of all answers, so that a few right answers are not enough. With `multi_label`
+    largest weight of all answers, so that a few right answers are not enough. With multi-label
     data, the answers that predict a class count in place of its images.
 
     Raises: ValueError if `answers` cannot be those of `confidence_tensors`.
     """
-    most = torch.tensor([classes + multi_label, classes, 1.001], dtype=torch.float64)
+    most = torch.tensor([classes + task.other_classes, classes, 1.001], dtype=torch.float64)
     sound = (
         answers.dtype == torch.float32
         and answers.shape[1:] == (3,)
@@ -152,7 +149,7 @@ def least_confident(
     if not sound:
         raise ValueError(f"its tensor {ANSWERS} has no classes and probabilities")
     labels, predicted = answers[:, :2].long().unbind(1)
-    counts = (predicted if multi_label else labels).bincount(minlength=classes).double()
+    counts = task.weighed(labels, predicted).bincount(minlength=classes).double()
     weights = torch.ones(len(labels), dtype=torch.float64)
     if balanced:
         weights = counts.mean() / counts[labels]
@@ -224,10 +221,8 @@ class Confidence:
         """
         if self._answers is None:
             return None
-        recipe = self._recipe
-        least = least_confident(
-            self._answers, self._classes, share, recipe.balanced, recipe.multi_label
-        )
+        task, balanced = task_of(self._recipe), self._recipe.balanced
+        least = least_confident(self._answers, self._classes, share, balanced, task)
         thresholds: list[float] = least.tolist()
         return thresholds
 

@@ -7,6 +7,8 @@ here are called by all processes together.
 
 import json
 import socket
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from safetensors.torch import load, save
 
 from lockstep.core.group import Group
 from lockstep.core.state import State
+from lockstep.data.dataset import first_other_class
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError, option
 from lockstep.files import Record
 from lockstep.jobs.probe import probe
@@ -112,6 +115,33 @@ def _images(replica: Replica, split: str, process: int) -> list[str]:
         f"{len(one)}, first {next((one[key] for key in one if key not in other), 'none')}"
         for one, other in (pair, pair[::-1])
     ]
+
+
+def require_same_data(replica: Replica, run: Path, recorded: Record) -> None:
+    """Raise a LockstepError unless splits and classes are those `recorded` by the `run`."""
+    where = f" in {replica.placement.data}" if replica.placement.data else ""
+    for name, sha256 in replica.data_sha256.items():
+        if (recorded.get("data_sha256") or {}).get(name, sha256) != sha256:
+            raise LockstepError(
+                f"the {'training' if name == 'train' else name} data{where} is not what {run} "
+                f"was trained on (its sha256 differs): images were added, removed or changed "
+                f"since. Give the original data as {option('data')}, or start a new run",
+                DATA,
+            )
+    require_same_classes(replica, run, recorded.get("classes"))
+
+
+def require_same_classes(replica: Replica, run: Path, recorded: Sequence[str] | None) -> None:
+    """Raise a LockstepError unless the names of the classes are the `recorded` ones, if any."""
+    classes = replica.splits["train"].classes
+    if other := first_other_class(recorded or classes, classes):
+        label, before, now = other
+        raise LockstepError(
+            f"the classes are not those that {run} was trained on: label {label} was {before} "
+            f"and is {now}. Give images of the same classes as {option('data')}, or start a "
+            f"new run",
+            DATA,
+        )
 
 
 def restore(replica: Replica, checkpoint: StateFile | None) -> Record:

@@ -8,11 +8,12 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record, deliver
 from lockstep.head.confidence import Confidence
-from lockstep.jobs.agreement import require_equal, restore
+from lockstep.jobs.agreement import require_equal, require_same_classes, restore
 from lockstep.jobs.context import Context
 from lockstep.jobs.judge import Judgement, judge
-from lockstep.jobs.replica import Replica, read_splits
+from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import EvaluateSpec
+from lockstep.jobs.splits import read_splits
 from lockstep.messages import logger
 from lockstep.pages import prediction_table
 from lockstep.pictures.manifest import ALL
@@ -120,7 +121,7 @@ def _differences(spec: EvaluateSpec, replica: Replica, checkpoint: StateFile) ->
         notes.append(
             f"the source of {code} has changed since training ({'; '.join(map(str, changed))})"
         )
-    replica.require_same_classes(spec.path, checkpoint.metadata["classes"])
+    require_same_classes(replica, spec.path, checkpoint.metadata["classes"])
     whole = replica.splits[spec.split].sha256
     if checkpoint.metadata["data_sha256"].get(spec.split, whole) != whole:
         notes.append(f"the {spec.split} data has changed since training (its sha256 differs)")

@@ -66,7 +66,7 @@ class Judgement:
         that was trained on `train_set`; `head` is the recipe's.
         """
         score, names = self.score, train_set.classes
-        counts = train_set.counts.tolist()
+        counts = task_of(train_set).counts(train_set.labels, len(names)).tolist()
         rare = [f"{name} has {n}" for name, n in zip(names, counts, strict=True) if n < _FEW]
         texts = noted(rare, "class", f"with fewer than {_FEW} training images")
         most = counts.index(max(counts))

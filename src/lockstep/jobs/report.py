@@ -8,7 +8,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import judge_checkpoint
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address
-from lockstep.pages.prediction import spotlights, with_evidence
+from lockstep.pages.prediction import spotlights
 from lockstep.pictures.manifest import ALL
 
 _SHOWN = 24  # of the worst mistakes
@@ -39,7 +39,7 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
         explained = [images.classes.index(label) for label in prediction.explained]
         # with the weights that were evaluated last
         maps = class_activation_map(replica.backbone, replica.network, image, explained)
-        prediction = with_evidence(prediction, maps)
+        prediction = prediction.with_evidence(maps)
         pixels = image[0].numpy()
         name, labelled = prediction.source, judgement.labels(row)
         ranked, found, shares = prediction.ranked(1), prediction.labels, prediction.probabilities

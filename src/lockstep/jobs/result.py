@@ -8,14 +8,17 @@ from pathlib import Path
 from torch import Tensor
 
 from lockstep.config.recipe import Recipe
+from lockstep.core.log import Log
+from lockstep.core.state import classifier_weights
 from lockstep.core.task import Score
 from lockstep.data import IMAGE_FOLDER
 from lockstep.files import Record
-from lockstep.head.confidence import Confidence
+from lockstep.head.confidence import Confidence, confidence_tensors
+from lockstep.head.outliers import outlier_tensors
 from lockstep.jobs.judge import Judgement, judge
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.startup import Line
-from lockstep.listeners.log import Log
+from lockstep.kernels.portable import arithmetic
 from lockstep.messages import command
 from lockstep.runs.run_folder import RunFolder
 from lockstep.text import (
@@ -140,8 +143,8 @@ class Result:
             lines.append(("labels", scores_text(record)))
         if "confident" in record:
             share, count, _, coverage, accuracy, *_ = record["confident"].values()
-            of = f"{count} of {best.answers(recipe.evaluated_split)} (coverage "
-            of += f"{cell_text(coverage)})"
+            answers = best.words.answers.format(recipe.evaluated_split)
+            of = f"{count} of {best.answers} {answers} (coverage {cell_text(coverage)})"
             lines.append(
                 ("confident", f"{of}, accuracy {cell_text(accuracy)} (target: {share:.0%})")
             )
@@ -178,3 +181,21 @@ def result_of(replica: Replica, scores: dict[str, Score], model: Mapping[str, Te
     kind, score = next(iter(scores.items()))
     judgement = judge(test_set, score, confidence)
     return Result(replica, scores | {kind: judgement.score}, judgement)
+
+
+def model_file(replica: Replica) -> tuple[dict[str, Tensor], Record]:
+    """Return the tensors and the metadata of the file of the classifier.
+
+    The file of a head can tell unfamiliar images, and that of a linear one confident answers.
+    """
+    recipe, state = replica.recipe, replica.state
+    tensors = classifier_weights(state.state_dict())
+    if replica.backbone is not None:
+        tensors |= confidence_tensors(replica.bound, state, replica.train_set)
+        with arithmetic(recipe.arithmetic):
+            tensors |= outlier_tensors(replica.train_set)
+    return tensors, {
+        **replica.metadata(),
+        "recipe": recipe.model_dump(mode="json"),
+        "weights_sha256": state.weights_sha256(),
+    }

@@ -12,15 +12,15 @@ from typing import Any
 
 from torch import Tensor
 
+from lockstep.core.log import Log
 from lockstep.core.state import NamedTensors
-from lockstep.core.steps import Observer
 from lockstep.core.task import Score
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record, finite
-from lockstep.jobs.agreement import require_agreement, restore
+from lockstep.jobs.agreement import require_agreement, require_same_data, restore
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.result import STATED, result_of
+from lockstep.jobs.result import STATED, model_file, result_of
 from lockstep.jobs.specs import VerifySpec
 from lockstep.messages import logger
 from lockstep.runs import statefile
@@ -44,7 +44,7 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     if ctx.first:
         statefile.warn_of_others(run.checkpoints, run.last_step)
         for entry in (run.metadata(), *run.sessions()):
-            replica.require_same_data(run.path, entry)
+            require_same_data(replica, run.path, entry)
         _require_result(run, replica.bound.steps)
     parts = json.loads(ctx.group.broadcast(json.dumps(parts).encode()))
     compared = list[Record]()
@@ -158,7 +158,7 @@ def _replay(run: Run, replica: Replica, ctx: Context, begin: int, end: int) -> l
     state.optimizer.state.clear()
     restore(replica, checkpoint)
     loaded = begin if checkpoint else None
-    updates = replica.updates(Observer(ctx.monitor))
+    updates = replica.updates(Log(replica.bound, monitor=ctx.monitor))
     with ctx.progress("replaying steps", end - state.step + 1) as advance:
         for _ in chain([None], updates):
             advance(1)
@@ -221,7 +221,7 @@ def _of_result(run: Run, replica: Replica, evaluations: dict[str, Score]) -> Ite
     its `evaluations`.
     """
     result, step = run.result() or {}, replica.state.step
-    tensors, metadata = replica.model_file()
+    tensors, metadata = model_file(replica)
     found = finite(result_of(replica, evaluations, tensors).decided())
     found["loss"]["train"] = result.get("loss", {}).get("train")
     stated = ["loss.train", *(name for name in STATED.split() if name in result)]

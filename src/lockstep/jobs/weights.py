@@ -30,6 +30,7 @@ from lockstep.runs import statefile
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import SUFFIX
 from lockstep.schema import Changes
+from lockstep.text import listed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -186,6 +187,43 @@ class InitialWeights(NamedTuple):
             if names:
                 text += f"; {why}: {len(names)} ({', '.join(names[:_SHOWN])})"
         return text
+
+
+def initial_weights(recipe: Recipe, path: Path | None, model: "nn.Module") -> InitialWeights | None:
+    """Load into `model` the weights at `path` that the recipe starts from. They replace those
+    fitted to the images. Return None if there are none, or a resumed run restores the others.
+
+    Raises: LockstepError, also if only the head is trained, and the layers before it get no
+        weights.
+    """
+    if path is None:
+        if recipe.head is not None:
+            raise LockstepError(
+                f"only the head {recipe.head} is trained, so the layers before it need trained "
+                f"weights: give their file or run as {option('init')}"
+            )
+        return None
+    # The layers before the head, which the checkpoints of this run share. Its head is not the
+    # one that the run starts from.
+    resumed = path.name == statefile.FROZEN_FILE and files.sha256(path) != recipe.init_sha256
+    sha256 = None if resumed else recipe.init_sha256
+    initial = load_initial_weights(model, recipe.model, path, sha256)
+    if resumed:
+        return None
+    if not initial.complete:
+        # Only the head is trained, so random layers before it would stay random.
+        own = dict(model.named_parameters())
+        lacking = [n for n in initial.new if n in own and not n.startswith(f"{recipe.head}.")]
+        if recipe.head and lacking:
+            raise LockstepError(
+                f"{option('init', path)}: only the layer {recipe.head} is trained, and the "
+                f"file has no weights of the right shape for {listed(lacking[:3])}: give "
+                f"weights of {recipe.model} for images of {recipe.image_px} pixels, or the "
+                f"{option('settings', 'image_px=...')} that these are for",
+                DATA,
+            )
+        logger.warning(f"{option('init', path)}: {initial}")
+    return initial
 
 
 def load_initial_weights(

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import BoundRecipe
+from lockstep.core.log import Log
+from lockstep.core.observer import Observer
 from lockstep.core.task import Score
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Record, open_to_write
-from lockstep.jobs.agreement import require_equal_states
+from lockstep.jobs.agreement import require_equal_states, require_same_data
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.result import result_of
+from lockstep.jobs.result import model_file, result_of
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import detail_lines, host_lines, placement_lines, startup_lines
 from lockstep.listeners import console
-from lockstep.listeners.events import Listener
-from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.runs.provenance import is_mixed, warn_of_changes
 from lockstep.runs.run_folder import RunFolder
@@ -118,16 +118,16 @@ class RunWriter:
         replica, folder = self.replica, self.folder
         self.checkpoint = folder.checkpoint if folder else None
         self.policy = Policy(self.spec.placement, replica.bound)
-        listeners: list[Listener] = []
+        listeners: list[Observer] = []
         if folder is not None:
             if self.checkpoint is not None:
-                replica.require_same_data(folder.path, self.checkpoint.metadata)
+                require_same_data(replica, folder.path, self.checkpoint.metadata)
             warn_of_changes(self.spec.recipe, folder.earlier, self.identity)
             self.ctx.send("run", str(folder.path))
             listeners += self._make_listeners(folder)
         self.log = Log(replica.bound, listeners, self.ctx.monitor, replica.device, replica.gpus)
 
-    def _make_listeners(self, folder: RunFolder) -> Iterator[Listener]:
+    def _make_listeners(self, folder: RunFolder) -> Iterator[Observer]:
         placement, output = self.spec.placement, self.ctx.output
         if output.lines is not None:
             yield console.listener_on(output.lines, placement.log_every, verbose=output.verbose)
@@ -252,7 +252,7 @@ class RunWriter:
         folder.saver.require_saved()
         # To find out which answers are confident may take as long as the training.
         with self.ctx.signals_end_at_once(True):
-            tensors, metadata = replica.model_file()
+            tensors, metadata = model_file(replica)
             mixed = is_mixed(folder.earlier, self.identity)
             result = result_of(replica, scores, tensors)
             record = result.record(self.log, folder, self.spec.started, memory, mixed)
@@ -281,7 +281,7 @@ def open_run(
             if folder:
                 stack.callback(folder.close)
             writer = RunWriter(spec, ctx, replica, identity, folder)
-            for listener in writer.log.listeners:
+            for listener in writer.log.observers:
                 stack.callback(listener.close)
             yield writer
     except OSError as error:

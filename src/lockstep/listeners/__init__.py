@@ -1,3 +1,3 @@
-"""Listeners: one stream of events, and what receives them: console, log.txt, metrics.jsonl and
+"""Listeners: the observers of a run that report it: console, log.txt, metrics.jsonl and
 TensorBoard.
 """

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
+from lockstep.core.observer import EvaluationEvent, Observer, StepEvent
 from lockstep.errors import printable
 from lockstep.files import discard
-from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent
 from lockstep.text import words_of
 
 _BAR = 12  # columns of the bar
@@ -38,7 +38,7 @@ def listener_on(stream: IO[str], every: int | None = None, *, verbose: bool = Fa
     return Live(console, verbose=verbose) if live else Plain(stream, every, verbose=verbose)
 
 
-class Plain(Listener):
+class Plain(Observer):
     """A listener that prints one line per event to any stream, and details only if it is
     `verbose`.
     """

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.core.observer import EvaluationEvent, Observer, StepEvent
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Record, finite, open_to_write, parse_json, read_lines
-from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent
 from lockstep.messages import logger
 
 if TYPE_CHECKING:
     from lockstep.listeners.tensorboard import EventFile
 
 
-class MetricsFile(Listener):
+class MetricsFile(Observer):
     """A listener that appends a row per event to `path`.
 
     The key "kind" of a row is "step" (the fields of StepEvent) or "evaluation" (a row for each kind

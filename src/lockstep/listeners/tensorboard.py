@@ -33,10 +33,11 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.tensorboard import summary
 
 from lockstep.core.network import Network
+from lockstep.core.observer import EvaluationEvent, Observer, StepEvent
 from lockstep.core.readback import ReadBack
+from lockstep.core.state import State
 from lockstep.files import make_folder
 from lockstep.kernels.portable import native
-from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.messages import logger
 
 # counted of an activation: all 4.7 million of the tutorial's first layer would take 2% of a run
@@ -197,7 +198,7 @@ def image(tag: str, pixels: Tensor) -> Summary:
 _Recorded = tuple[Callable[[str, Tensor], Summary], str, Tensor]
 
 
-class TensorBoard(Listener):
+class TensorBoard(Observer):
     """A listener that writes event files into `folder`. The x axis is the step.
 
     A file begins with the graph of the model, or in a run that was `resumed` with the step where it
@@ -210,7 +211,7 @@ class TensorBoard(Listener):
     are hooks during that pass only, because fused layers compute activations only for hooks.
     """
 
-    observes = True
+    takes_tensors = True
 
     def __init__(
         self, folder: Path, every: int, network: Network, *, resumed: int | None = None
@@ -236,16 +237,17 @@ class TensorBoard(Listener):
                 self._hooks.append(module.register_forward_hook(record))
         self._hooks.append(network.register_forward_hook(self._record_network))
 
-    def computed(self, step: int, tensors: Tensors) -> None:
+    def computed(self, step: int, state: State, gradients: Mapping[str, Tensor]) -> None:
         """Record the gradients of the loss."""
-        for name, gradient in tensors.gradients.items():
-            of_loss = gradient.add(tensors.weights[name], alpha=tensors.decay.get(name, 0.0))
+        for name, gradient in gradients.items():
+            decay = state.decay_in_loss.get(name, 0.0)
+            of_loss = gradient.add(state.parameters[name], alpha=decay)
             self._recorded.append((histogram, f"gradients/{name}", distribution(of_loss)))
         self._read_back(step)
 
-    def updated(self, step: int, weights: Mapping[str, Tensor]) -> None:
+    def updated(self, step: int, state: State) -> None:
         """Record the weights after a step, which the tutorial's summaries show too."""
-        for name, weight in weights.items():
+        for name, weight in state.parameters.items():
             self._recorded.append((histogram, f"weights/{name}", distribution(weight)))
         self._read_back(step)
 

@@ -84,13 +84,14 @@ class Prediction:
         """Return the most probable classes with their probabilities in percent; with multi-label
         data also the mark of each, or "no" for a label that is not found.
         """
-        texts = []
-        for label, probability in self.top:
-            mark = None if self.labels is None or label in self.labels else "no"
-            if self.marks and self.mark != "unfamiliar":
-                mark = self.marks.get(label, mark)
-            texts.append(f"{label} {probability:.{digits}%}" + (f" ({mark})" if mark else ""))
-        return texts
+        marks = [self._mark_beside(label) for label, _ in self.top]
+        return [
+            f"{label} {probability:.{digits}%}" + (f" ({mark})" if mark else "")
+            for (label, probability), mark in zip(self.top, marks, strict=True)
+        ]
+
+    def _mark_beside(self, label: str) -> str | None:
+        return None
 
     def text(self) -> str:
         """Return the line of `lockstep predict`."""
@@ -104,7 +105,36 @@ class Prediction:
         """Return the classes that evidence is for: the labels that are found, or if none is, the
         most probable class; none if the image cannot be read.
         """
-        return self.labels or (() if self.label is None else (self.label,))
+        return self.found or (() if self.label is None else (self.label,))
+
+    @property
+    def found(self) -> tuple[str, ...]:
+        """Return the classes that the image gets: one, or with multi-label data its labels."""
+        return () if self.label is None else (self.label,)
+
+    def with_evidence(self, maps: Tensor | None) -> "Prediction":
+        """Return the prediction with the class activation `maps`, float64 [n, h, w], of what is
+        `explained`, if known.
+        """
+        return self if maps is None else replace(self, evidence=maps[0].numpy())
+
+
+class MultiLabelPrediction(Prediction):
+    """The labels of one image."""
+
+    def _mark_beside(self, label: str) -> str | None:
+        mark = None if label in self.found else "no"
+        known = self.marks if self.marks and self.mark != "unfamiliar" else {}
+        return known.get(label, mark)
+
+    @property
+    def found(self) -> tuple[str, ...]:
+        """Return the labels, which may be none."""
+        return self.labels or ()
+
+    def with_evidence(self, maps: Tensor | None) -> Prediction:
+        """Return the prediction with all `maps`."""
+        return self if maps is None else replace(self, evidence=maps.numpy())
 
 
 def prediction_of(
@@ -130,22 +160,12 @@ def prediction_of(
     names, shares = [classes[label] for label in shown], row[shown].tolist()
     by_label = {classes[label]: mark for label, mark in found.items()}
     top_classes = tuple(zip(names, shares, strict=True))
-    prediction = Prediction(source, names[0], ranked[0], shares[0], top_classes, probabilities=row)
+    first = source, names[0], ranked[0], shares[0], top_classes
     if thresholds is None:
-        return replace(prediction, mark=by_label[names[0]])
-    return replace(
-        prediction,
-        labels=tuple(by_label),
-        mark="unfamiliar" if unfamiliar else None,
-        marks={label: mark for label, mark in by_label.items() if mark},
-    )
-
-
-def with_evidence(prediction: Prediction, maps: Tensor | None) -> Prediction:
-    """Return the prediction with the class activation `maps` of what is `explained`, if known."""
-    if maps is None:
-        return prediction
-    return replace(prediction, evidence=(maps[0] if prediction.labels is None else maps).numpy())
+        return Prediction(*first, mark=by_label[names[0]], probabilities=row)
+    marks = {label: mark for label, mark in by_label.items() if mark}
+    unlike: Mark | None = "unfamiliar" if unfamiliar else None
+    return MultiLabelPrediction(*first, tuple(by_label), unlike, marks, probabilities=row)
 
 
 def marks_of(prediction: Prediction) -> list[str]:

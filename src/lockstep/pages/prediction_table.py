@@ -56,20 +56,20 @@ def row(prediction: Prediction, classes: Sequence[str], truth: Sequence[str] | N
     probabilities: Sequence[float | None] = [None] * len(classes)
     if prediction.probabilities is not None:
         probabilities = prediction.probabilities.tolist()
-    label, mark = _text(prediction.label or ""), str(prediction.mark or "")
-    if prediction.labels is not None:
-        label = _joined(prediction.labels)
-        mark = _BETWEEN.join((prediction.marks or {}).values()) or mark
-    true = [] if truth is None else [_joined(truth)]
-    if truth is not None and prediction.labels is None and len(truth) == 1:
-        true = [_text(truth[0])]  # the one label of an image, which is its own field
+    marks = _BETWEEN.join((prediction.marks or {}).values()) or str(prediction.mark or "")
+    # The one label of an image is its own field, which is not divided.
+    several = prediction.labels is not None or len(truth or ()) > 1
+    text = _part if several else _text
+    label, *true = [
+        _BETWEEN.join(map(text, names)) for names in (prediction.found, truth) if names is not None
+    ]
     name, error = _text(str(prediction.source)), _text(prediction.error or "")
-    return _line([name, *true, label, prediction.probability, mark, error, *probabilities])
+    return _line([name, *true, label, prediction.probability, marks, error, *probabilities])
 
 
-def _joined(names: Sequence[str]) -> str:
-    """Return several labels as one field, from which each can be read back."""
-    return _BETWEEN.join(_text(name).replace(_BETWEEN, rf"\{_BETWEEN}") for name in names)
+def _part(name: str) -> str:
+    """Return a label that can be read back from a field of several."""
+    return _text(name).replace(_BETWEEN, rf"\{_BETWEEN}")
 
 
 def _text(name: str) -> str:

@@ -81,15 +81,9 @@ def headline(run: Run, record: Record | None) -> Headline:
     else:
         return Headline("-", "No accuracy is recorded yet.", details)
     interval = f"95% Wilson score interval {low:.2%} to {high:.2%}"
-    scores = record or result or {}
-    if not recipe.multi_label:
-        right = f"{images} are classified correctly ({interval})"
-        return Headline(f"{accuracy:.2%}", right, details)
-    f1 = scores["f1"]["macro"]
-    right = f"{accuracy:.2%} {images} get exactly their labels ({interval})"
-    return Headline(
-        "-" if f1 is None else f"{f1:.2%}", f"macro F1, the mean over the labels. {right}", details
-    )
+    share = (record or result or {}).get("f1", {"macro": accuracy})["macro"]
+    text = words_of(recipe.multi_label).headline.format(f"{accuracy:.2%}", images)
+    return Headline("-" if share is None else f"{share:.2%}", f"{text} ({interval})", details)
 
 
 def training(run: Run) -> Section:

@@ -72,10 +72,12 @@ def decay_of_head(stated: Fields, multi_label: bool, classes: int, count: int) -
     known = not model or model in PACKAGED_NETWORKS or model.startswith(TIMM)
     if not known or {"weight_decay", "weight_decay.default"} & stated.keys():
         return {}
-    decay = _DECAY_OF_MULTI_LABEL if multi_label else _DECAY / classes
+    decay, factors = _DECAY / classes, list[float]()
+    if multi_label:
+        decay, factors = _DECAY_OF_MULTI_LABEL, _DECAY_FACTORS
     settings: Changes = {"weight_decay.default": float(f"{decay / count**0.5:.2g}")}
-    if multi_label and stated.get("head", True):
-        settings["decay_factors"] = _DECAY_FACTORS
+    if factors and stated.get("head", True):
+        settings["decay_factors"] = factors
     return settings
 
 

@@ -1,14 +1,15 @@
-"""Events of a run, and the base class of the listeners that receive them. Needs no torch at import
+"""Observer: what receives the events of a run, as each listener does. Needs no torch at import
 time.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lockstep.core.state import State
     from lockstep.core.task import Score
 
 
@@ -33,7 +34,7 @@ class StepEvent:
     # that get exactly their labels, with the threshold 0.5
     accuracy: float
     learning_rate: float  # learning rate of the step
-    # mean since the previous event of this listener, without evaluation and saving
+    # mean since the previous event of this observer, without evaluation and saving
     s_per_step: float
     # mean over the same time; None if a step computes no image, but features of images
     images_per_s: float | None
@@ -63,41 +64,33 @@ class EvaluationEvent:
     results: "dict[str, Score]"
 
 
-class Tensors(NamedTuple):
-    """Parameters of a step, keyed by name. Tensors are float32 and on the device, and valid only
-    during the callback.
+class Observer:
+    """Receives the events of a run in process 0, from `Log`. Every method is a no-op: a subclass
+    overrides what it needs.
+
+    Attributes:
+        every: steps between two steps that are due. None is for a display that shows what is new
+            every `every_s` seconds of training, and the first and the last step.
+        takes_tensors: whether it needs `computed` and `updated`. On a GPU, a step for which these
+            are due runs kernel by kernel, because a CUDA graph hides its tensors.
     """
 
-    weights: Mapping[str, "Tensor"]  # the parameters before the update
-    gradients: Mapping[str, "Tensor"]  # of the cross-entropy: the mean over the batch
-    decay: Mapping[str, float]  # the weight-decay coefficients that are in the loss
-
-
-class Listener:
-    """A report that receives the events of a run. Every method is a no-op: a subclass overrides
-    what it needs.
-
-    observes: whether `computed` and `updated` take the tensors of a step that is due. On a GPU such
-        a step runs kernel by kernel, because a CUDA graph hides its tensors.
-    every: steps between two step events. None is for a display that shows what is new every
-    `every_s` seconds of training, and the first and the last step.
-    """
-
-    observes = False
     every: int | None = None
     every_s: float = 0.0
+    takes_tensors = False
 
     def begin(self, step: int) -> None:
         """Prepare for `step`: it is about to be computed, and its event will follow."""
 
-    def computed(self, step: int, tensors: Tensors) -> None:
-        """Receive parameters and gradients before the update of `step`.
+    def computed(self, step: int, state: "State", gradients: Mapping[str, "Tensor"]) -> None:
+        """Receive the state before the update of `step`, and the mean `gradients` of the
+        cross-entropy, float32 by parameter name. All tensors are valid only during the callback.
 
         On a GPU, queue work with them, and read its results in `step`: then nothing waits.
         """
 
-    def updated(self, step: int, weights: Mapping[str, "Tensor"]) -> None:
-        """Receive the parameters after `step`, float32 and keyed by name, as `computed` does."""
+    def updated(self, step: int, state: "State") -> None:
+        """Receive the state after `step`, as `computed` does."""
 
     def step(self, event: StepEvent) -> None:
         """Receive the numbers of a step, after `computed` and `updated`. On a GPU they come a step

@@ -1,4 +1,4 @@
-"""Log: turns what the loop does into events, and sends them to every listener."""
+"""Log: measures what the loop does, and sends it to the observers of a run as events."""
 
 import math
 import time
@@ -9,89 +9,84 @@ import torch
 from torch import Tensor
 
 from lockstep.config.recipe import BoundRecipe
+from lockstep.core.gpus import Gpus
 from lockstep.core.monitor import Mark, Monitor, mean_seconds
+from lockstep.core.observer import EvaluationEvent, Observer, StepEvent
 from lockstep.core.state import State
-from lockstep.core.steps import Observer
 from lockstep.core.task import Score
 from lockstep.core.tower import named_towers
 from lockstep.core.vector import Metrics
 from lockstep.hardware import memory_bytes
-from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
-from lockstep.listeners.gpus import Gpus
 
 # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
 _KEPT = 0.9
 _LOSS, _ENTROPY = "loss", "cross-entropy"
 
 
-class Log(Observer):
-    """Sends events to `listeners`, without another pass over data.
+class Log:
+    """Sends events to `observers`, without another pass over data. Each observer gets the steps
+    that are due for it.
 
-    Without listeners (in all processes but process 0) every method is a no-op, but for the time
-    that it measures.
+    Without observers (in all processes but process 0) only the time is measured.
 
     Attributes:
+        monitor: what this process does, and the time that it takes.
         gpus: the use of GPUs, read in logged steps.
     """
 
     def __init__(
         self,
         bound: BoundRecipe,
-        listeners: Sequence[Listener] = (),
+        observers: Sequence[Observer] = (),
         monitor: Monitor | None = None,
         device: torch.device = torch.device("cpu"),  # noqa: B008  a constant
         gpus: Mapping[int, int] | None = None,
     ) -> None:
-        super().__init__(monitor)
-        self.bound, self.listeners = bound, list(listeners)
+        self.bound, self.observers = bound, observers
+        self.monitor = monitor or Monitor()
         self._recipe, self._device = bound.recipe, device
         self.gpus = Gpus(gpus or {})
-        # the reading of the clock at each listener's last event
-        self._marks: dict[Listener, Mark] = {}
+        # the reading of the clock at each observer's last event
+        self._marks: dict[Observer, Mark] = {}
         # average of the loss, the cross-entropy and the decay terms, before the correction for
         # its start
         self._running: dict[str, float] = {}
         self._averaged_steps = 0
-        self.reports = bool(self.listeners)
 
     def begin(self, step: int) -> None:
         """Announce that `step` is about to be computed."""
         due = self._due(step)
         self.monitor.begin_step(measure=bool(due))
-        for listener in due:
-            listener.begin(step)
+        for observer in due:
+            observer.begin(step)
 
-    def observes(self, step: int) -> bool:
-        """Return whether a listener takes the tensors of `step`."""
-        return any(listener.observes for listener in self._due(step))
+    def takers(self, step: int) -> list[Observer]:
+        """Return the observers that take the tensors of `step`."""
+        return [observer for observer in self._due(step) if observer.takes_tensors]
 
     def computed(self, step: int, state: State, gradients: Tensor) -> None:
-        """Report the mean `gradients` of `step`, before its update."""
-        if self.observes(step):
-            in_loss = state.decay if self._recipe.optimizer.decays_in_loss else {}
-            tensors = Tensors(state.parameters, state.by_name(gradients), in_loss)
-            for listener in self._due(step):
-                listener.computed(step, tensors)
+        """Report the mean `gradients` of `step`, float32 [parameters], before its update."""
+        for observer in self.takers(step):
+            observer.computed(step, state, state.by_name(gradients))
 
     def updated(self, step: int, state: State) -> None:
-        """Report the weights after `step`."""
-        for listener in self._due(step):
-            listener.updated(step, state.parameters)
+        """Report the state after `step`."""
+        for observer in self.takers(step):
+            observer.updated(step, state)
 
     def step(
         self,
         step: int,
         metrics: Metrics,
         decay: Mapping[str, float],
-        learning_rate: float,
         loss_scale: float,
         non_finite: list[int],
     ) -> None:
-        """Send the numbers of `step` to the listeners that are due. Its update is skipped if towers
-        are `non_finite`.
+        """Report the numbers of `step`, after its update: metrics on the host, and the terms of
+        weight decay before the update. The update is skipped if towers are `non_finite`.
         """
         self.monitor.end_step()
-        if not self.listeners:
+        if not self.observers:
             return
         recipe = self._recipe
         cross_entropy = float(metrics.cross_entropy) / recipe.batch
@@ -125,15 +120,15 @@ class Log(Observer):
             decay=dict(decay),
             decay_average=averages,
             accuracy=float(metrics.correct) / recipe.batch,
-            learning_rate=learning_rate,
+            learning_rate=self.bound.learning_rate(step),
             memory_bytes=memory_bytes(self._device),
             gpus=self.gpus.read(now.seconds),
             loss_scale=loss_scale if recipe.precision == "float16" else None,
             skipped=bool(non_finite),
             multi_label=recipe.multi_label,
         )
-        for listener in due:
-            since, self._marks[listener] = self._marks.get(listener, Mark()), now
+        for observer in due:
+            since, self._marks[observer] = self._marks.get(observer, Mark()), now
             s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
             images_per_s = None
             if not recipe.head:
@@ -141,37 +136,37 @@ class Log(Observer):
             event = event_with(
                 s_per_step=s_per_step, images_per_s=images_per_s, split=mean_seconds(since, now)
             )
-            listener.step(event)
+            observer.step(event)
 
     def evaluating(self, step: int, split: str, share: float) -> None:
         """Report that `share` (in [0, 1]) of an evaluation on `split`, after `step` updates, is
         done.
         """
-        for listener in self.listeners:
-            listener.evaluating(step, split, share)
+        for observer in self.observers:
+            observer.evaluating(step, split, share)
 
     def evaluation(self, step: int, split: str, results: dict[str, Score]) -> None:
         """Report the results of an evaluation on `split` after `step` updates, by kind of
         weights.
         """
         event = EvaluationEvent(time.time(), step, split, dict(results))
-        for listener in self.listeners:
-            listener.evaluation(event)
+        for observer in self.observers:
+            observer.evaluation(event)
 
     def note(self, *lines: str, detail: bool = False) -> None:
         """Report a message for the user; a `detail` for one who looks for it."""
-        for listener in self.listeners:
-            listener.note(*lines, detail=detail)
+        for observer in self.observers:
+            observer.note(*lines, detail=detail)
 
-    def _due(self, step: int, now: Mark | None = None) -> list[Listener]:
-        """Return the listeners that are due by the number of the step, and by the time `now` the
+    def _due(self, step: int, now: Mark | None = None) -> list[Observer]:
+        """Return the observers that are due by the number of the step, and by the time `now` the
         displays.
 
         A display is due if it has shown nothing yet, or not for its time. The last step is for all.
         """
         last = step == self.bound.steps - 1
 
-        def is_due(one: Listener) -> bool:
+        def is_due(one: Observer) -> bool:
             if one.every is not None:
                 return last or step % one.every == 0
             mark = self._marks.get(one)
@@ -179,4 +174,4 @@ class Log(Observer):
                 last or mark is None or now.seconds - mark.seconds >= one.every_s
             )
 
-        return [*filter(is_due, self.listeners)]
+        return [*filter(is_due, self.observers)]
