@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks.common import save, warn
+from benchmarks.common import warn
 from lockstep.errors import LockstepError
 from lockstep.kernels.portable import checks, products
 from lockstep.kernels.portable.backends import Backend, Geometry, Sums, Watch, backend

@@ -37,6 +37,8 @@ EXCEPTIONS = {
     # two of them pip's
     "commands/program.py": {"--force-reinstall", "--help", "--help-all", "--no-deps"},
     "commands/serve.py": {"--allow-origin", "--host"},
+    "commands/verify.py": {"--all", "--key", "--link", "--sample", "--signers", "--statement"}
+    | {"--statements"},
     "config/recipe.py": {"--json"},  # `toml` is for `show`
     "pictures/check.py": {"--json"},
     "pictures/foreign.py": {"--data"},  # of commands
@@ -45,6 +47,7 @@ EXCEPTIONS = {
     "jobs/verify.py": {"--from"},
     "pages/doubtful.py": {"--json"},
     "pages/runs.py": {"--init"},
+    "runs/statements.py": {"--", "--key"},
 }
 
 

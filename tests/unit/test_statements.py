@@ -129,7 +129,8 @@ def test_the_statements_about_the_example_count():
     run = Run(EXAMPLE)
     links = chain_of(run)
     lines = [*read(EXAMPLE / "statements.jsonl", links, run.recipe().digest(), EXAMPLE / "signers")]
-    assert lines and not any(line.problem or line.gap for line in lines)
+    assert lines
+    assert not any(line.problem or line.gap for line in lines)
     assert all(line.covers(number) for line in lines for number in range(1, len(links)))
 
 

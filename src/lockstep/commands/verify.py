@@ -96,9 +96,7 @@ def verify(
             built in.
     """
     if bool(statements) != bool(signers):
-        raise LockstepError(
-            f"{option('statements')} and {option('signers')} go together: give both"
-        )
+        raise LockstepError("--statements and --signers go together: give both")
     if statements and signers:
         yield from _said(existing(run), statements, signers)
         return
@@ -120,11 +118,10 @@ def verify(
         raise LockstepError(f"{listed(given)} choose what to replay: give one of them")
     if statement and (not given or start is not None):
         raise LockstepError(
-            f"{option('statement')} states links of the chain: choose them by "
-            f"{option('all', True)}, {option('sample', 3)} or {option('link', 1)}"
+            "--statement states links of the chain: choose them by --all, --sample 3 or --link 1"
         )
     if key and not statement:
-        raise LockstepError(f"{option('key')} signs a statement: give {option('statement')}, too")
+        raise LockstepError("--key signs a statement: give --statement, too")
     if statement:
         require_writable(statement, True, "statement")
     if key:

@@ -149,7 +149,7 @@ def check(recipe: "Recipe", placement: Placement) -> None:
     if placement.check_products and recipe.arithmetic != "portable":
         raise LockstepError(
             f"{option('check_products', True)}: only products in portable arithmetic have an exact "
-            f"checksum, and this recipe is {recipe.arithmetic}: give {option('portable', True)}, too"
+            f"checksum, and this recipe is {recipe.arithmetic}: give {option('portable', True)}"
         )
     if recipe.exact and not REDUCTIONS[placement.reduction]:
         raise LockstepError(

@@ -18,7 +18,7 @@ from shutil import which
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import Record, deliver, locked, parse_json, read_lines
 from lockstep.runs.chain import Link
 
@@ -58,7 +58,7 @@ def require_ssh(**files: Path | None) -> None:
         )
     for name, path in files.items():
         if path and not os.access(path, os.R_OK):
-            raise LockstepError(f"{option(name, path)}: there is no file that can be read", DATA)
+            raise LockstepError(f"--{name} {path}: there is no file that can be read", DATA)
 
 
 def add(path: Path, statement: Record, key: Path | None) -> None:
@@ -75,9 +75,7 @@ def add(path: Path, statement: Record, key: Path | None) -> None:
             signed = _ssh_keygen("sign", "-n", _NAMESPACE, "-f", str(key), of=_text(statement))
             if signed.returncode:
                 problem = signed.stderr.decode(errors="replace").strip().splitlines()
-                raise LockstepError(
-                    f"{option('key', key)} cannot sign: {'; '.join(problem)}", ENVIRONMENT
-                )
+                raise LockstepError(f"--key {key} cannot sign: {'; '.join(problem)}", ENVIRONMENT)
             line["signature"] = signed.stdout.decode()
         deliver(path, b"".join(text + b"\n" for text in [*lines, _text(line)]))
 
