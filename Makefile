@@ -45,7 +45,7 @@ bench: $(VENV)/tools ## measure the start, and the cost of the loop and of a sec
 gpu-check: $(VENV)/ready ## run on GPUs what was only rehearsed without them, and write gpu-check.json
 	$(RUN)/python -m benchmarks.gpu_check $(ARGS)
 
-# make pictures ARGS="step" for one of them; CIFAR-10 must be in LOCKSTEP_DATA or the cache
+# make pictures ARGS="badges" for one of them; CIFAR-10 must be in LOCKSTEP_DATA or the cache
 pictures: $(VENV)/tools ## draw docs/pictures again
 	$(RUN)/python -m benchmarks.pictures $(ARGS)
 

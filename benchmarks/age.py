@@ -48,7 +48,6 @@ _NATIVE = (
     "seeds-cifar10",
     "seeds-mnist-precision",
     "multi-label",
-    "split",
     "unequal",
     "unfamiliar",
 )
@@ -66,7 +65,6 @@ _WHOLE = (
     "seeds-cifar10",
     "seeds-digits",
     "seeds-mnist",
-    "split",
     "versions",
 )
 _OF_PICTURES = ("pictures", "recipes/fitting.py")
@@ -84,7 +82,6 @@ _ALSO = {
     "peers": ("benchmarks/peers",),
     "photos": _OF_ANSWERS,
     "serve": ("classify",),
-    "split": ("benchmarks/split.py",),
     "start": ("commands", "jobs", "launch"),
     "survival": ("files.py", "jobs", "launch", "runs"),
     "unequal": _OF_ANSWERS,

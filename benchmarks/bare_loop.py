@@ -9,13 +9,13 @@ randomness, no checks, no checkpoints and no log. Process 0 prints images per se
 import argparse
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from benchmarks.peers.pytorch_ddp import sgd
 from lockstep.data.augmentations import Distort
 from lockstep.data.readers import load_cifar10
 from lockstep.data.transforms import Keys, to_device
@@ -35,10 +35,7 @@ def main() -> None:
     torch.manual_seed(0)
     master = Tutorial((3, 24, 24), 10)
     network = Tutorial((3, 24, 24), 10).to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    decayed = [master.local3.weight, master.local4.weight]
-    rest = [p for p in master.parameters() if all(p is not d for d in decayed)]
-    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.004}, {"params": rest}]
-    optimizer = torch.optim.SGD(groups, lr=0.1, foreach=True)
+    optimizer = sgd(master, foreach=True)
     average = [p.detach().clone() for p in master.parameters()]
     generator = np.random.default_rng(dist.get_rank())
     started = 0.0

@@ -22,6 +22,8 @@ from benchmarks.age import RESULTS, git
 from benchmarks.kinds import kind
 from lockstep import hardware, numerics
 
+LOCKSTEP = (sys.executable, "-m", "lockstep")
+
 
 def options(description: str | None, data: str) -> argparse.ArgumentParser:
     """Return a parser with --rounds, and --data for the folder of `data`. See `warn`."""
@@ -49,9 +51,7 @@ def lockstep(command: str, *args: object, data: Path | None) -> dict[str, Any]:
     """Run `lockstep COMMAND ... --json` and return its record. Raises: SystemExit with its message
     if it fails.
     """
-    record: dict[str, Any] = record_of(
-        [sys.executable, "-m", "lockstep", command, *args, *data_option(data), "--json"]
-    )
+    record: dict[str, Any] = record_of([*LOCKSTEP, command, *args, *data_option(data), "--json"])
     return record
 
 
@@ -79,7 +79,7 @@ def step_s(
             5,
         ]
         words += ["--summary-every", 0, "--runs", folder, *data_option(data), "--json"]
-        run = record_of([sys.executable, "-m", "lockstep", "train", *args, *words])["run"]
+        run = record_of([*LOCKSTEP, "train", *args, *words])["run"]
         rows = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
         return statistics.fmean([row["s_per_step"] for row in rows if row["kind"] == "step"][2:])
 

@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common import record_of
+from benchmarks.common import LOCKSTEP, record_of
 from benchmarks.survival import end, workers_of
 from benchmarks.svg import element, label, picture
 
 PROCESSES = (1, 2, 4)
 BEFORE, AFTER = 4, 3  # the processes of the run that is killed, and those of its resume
 KILLED_AT = 110  # the step
-TRAIN = (sys.executable, "-m", "lockstep", "train")
+TRAIN = (*LOCKSTEP, "train")
 LONGEST_S = 300.0  # for one run
 
 WIDTH, LEFT, RIGHT = 480, 52, 462

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.common import record_of
+from benchmarks.common import LOCKSTEP, record_of
 from lockstep import __version__, hardware, numerics
 from lockstep.kernels import fused, local_response, reference
 from lockstep.models import digits
@@ -89,9 +89,7 @@ class Machine:
         """Return the command that trains the run `name`."""
         where = ("--runs", self.folder / "runs", "--name", name, "--device", device or self.device)
         command = (
-            sys.executable,
-            "-m",
-            "lockstep",
+            *LOCKSTEP,
             "train",
             recipe,
             *self.images(recipe),
@@ -115,7 +113,7 @@ class Machine:
         """Return the operations of a step that leave other bits on the GPU than on the CPU, or why
         they are unknown.
         """
-        words = ("-m", "benchmarks.gpu.bits", recipe, "--steps", "1", "--json")
+        words = ("-m", "benchmarks.gpu.bits", recipe, "--steps", "1")
         try:
             return record_of([sys.executable, *words], **IMPORTS)["differ"]
         except SystemExit as problem:
@@ -123,7 +121,7 @@ class Machine:
 
     def run(self, command: str, *words: object) -> Any:
         """Run `lockstep COMMAND ... --json` and return its record."""
-        return record_of([sys.executable, "-m", "lockstep", command, *words, "--json"], **IMPORTS)
+        return record_of([*LOCKSTEP, command, *words, "--json"], **IMPORTS)
 
 
 def _random(side: int, channels: int) -> dict[str, Any]:

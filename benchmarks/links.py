@@ -20,7 +20,7 @@ from typing import Any
 from tests.namespaces import INTERFACE, Hosts, reason
 
 from benchmarks.age import RESULTS
-from benchmarks.common import options, ranged, save, spread
+from benchmarks.common import LOCKSTEP, options, ranged, save, spread
 
 ROOT = Path(__file__).parents[1]
 LINKS = {"1 Gbit/s": 1000, "100 Mbit/s": 100}  # Mbit/s
@@ -88,9 +88,7 @@ def lockstep(
     """
     towers, batch = len(hosts.names) * per_host, MODELS[model][0]
     command = [
-        sys.executable,
-        "-m",
-        "lockstep",
+        *LOCKSTEP,
         "train",
         model,
         "--data",

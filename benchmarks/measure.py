@@ -30,6 +30,7 @@ from PIL import Image
 import lockstep
 from benchmarks import multi_label as pairs
 from benchmarks.common import (
+    LOCKSTEP,
     bare,
     data_option,
     record_of,
@@ -75,15 +76,14 @@ class Call(NamedTuple):
     timed: bool = True
 
 
-def train(call: Call, *words: object, **environment: str) -> dict[str, Any]:
-    """Run `lockstep train` into the folder of all rounds, which also has the cache. Return its
-    result.
-    """
-    cache = {"XDG_CACHE_HOME": str(call.folder / "cache")}
-    result: dict[str, Any] = record_of(
-        [sys.executable, "-m", "lockstep", "train", *words, "--runs", call.folder, "--json"],
-        **cache | environment,
-    )
+def run(call: Call, *words: object, cache: str = "cache") -> Any:
+    """Run `lockstep WORDS` with a cache in the folder of all rounds. Return its record."""
+    return record_of([*LOCKSTEP, *words, "--json"], XDG_CACHE_HOME=str(call.folder / cache))
+
+
+def train(call: Call, *words: object, cache: str = "cache") -> Any:
+    """Run `lockstep train` into the folder of all rounds. Return its result."""
+    result = run(call, "train", *words, "--runs", call.folder, cache=cache)
     result["best"] = result["accuracy"]["ema"] or result["accuracy"]["raw"]
     return result
 
@@ -127,9 +127,7 @@ def start(call: Call) -> Figures:
 
     def first_step_s(*words: object) -> float:
         command = [
-            sys.executable,
-            "-m",
-            "lockstep",
+            *LOCKSTEP,
             "train",
             *words,
             "--log-every",
@@ -170,9 +168,9 @@ def start(call: Call) -> Figures:
 
 def seeds(call: Call) -> Figures:
     """Accuracy and time of the recipe WHAT, a seed a round."""
-    run = call.folder / slug(" ".join([call.what, *call.options, f"seed {call.number}"]))
-    first = (call.what, "--seed", call.number, "--name", run.name, *call.options)
-    words = (run, "--resume") if run.exists() else first
+    begun = call.folder / slug(" ".join([call.what, *call.options, f"seed {call.number}"]))
+    first = (call.what, "--seed", call.number, "--name", begun.name, *call.options)
+    words = (begun, "--resume") if begun.exists() else first
     result = train(call, *words, *data_option(call.data))
     figures = {"test accuracy": result["best"]}
     if "accuracy_without_augmentation" in result:
@@ -199,18 +197,18 @@ def networks(call: Call) -> Figures:
     """
     figures: Figures = {}
     for model in ("efficientnet-lite0", "efficientnet-lite2"):
-        cache = str(call.folder / f"cache-{model}")
+        cache = f"cache-{model}"
         options = ("--model", model, "--seed", call.number, *call.options)
-        result = train(call, call.what, *options, XDG_CACHE_HOME=cache)
+        result = train(call, call.what, *options, cache=cache)
         short = model.removeprefix("efficientnet-")
         name = " ".join([f"{Path(call.what).name}, {short}", *call.options])
         figures |= of_photos(name, call, result, cache)
     return figures
 
 
-def of_photos(name: str, call: Call, result: dict[str, Any], cache: str | None = None) -> Figures:
+def of_photos(name: str, call: Call, result: dict[str, Any], cache: str = "cache") -> Figures:
     """Return accuracy, calibration and time of a run of `photos`."""
-    with patch.dict(os.environ, {"XDG_CACHE_HOME": cache} if cache else {}):
+    with patch.dict(os.environ, XDG_CACHE_HOME=str(call.folder / cache)):
         html = lockstep.report(result["run"], quiet=True).html
     error = float(html.split("calibration error: ")[1].split("%")[0]) / 100
     start = "with another seed" if call.number else "of the first start"
@@ -287,9 +285,8 @@ def unequal(call: Call) -> Figures:
                 "--seed",
                 call.number,
             )
-            command = [sys.executable, "-m", "lockstep", "eval", result["run"], "--json"]
-            cache = {"XDG_CACHE_HOME": str(call.folder / "cache")}
-            shares = [one["accuracy"] for one in record_of(command, **cache)["classes"]]
+            found = run(call, "eval", result["run"])
+            shares = [one["accuracy"] for one in found["classes"]]
             about = f"{source.name}, {ratio} : 1, balanced={setting}"
             figures[f"{about}: test accuracy, mean of the classes"] = statistics.mean(shares)
             confident = result["confident"]
@@ -320,9 +317,7 @@ def labels(call: Call) -> Figures:
         link.symlink_to(path)
         if path in exchanged:
             wrong.add(str(link.relative_to(copy)))
-    cache = {"XDG_CACHE_HOME": str(call.folder / "cache")}
-    command = [sys.executable, "-m", "lockstep", "data", "check", copy, "--labels", "--json"]
-    found = record_of(command, **cache)["labels"]
+    found = run(call, "data", "check", copy, "--labels")["labels"]
     first = {one["path"] for one in found["doubtful"][: found["images"] // 10]}
     return {
         f"{Path(call.what).name}: exchanged labels in the first tenth": len(first & wrong)
@@ -346,7 +341,7 @@ def multi_label(call: Call) -> Figures:
             pairs.make(folder, draw)
         options = ("--multi-label", "--label-separator", ";", "--precision", "float32")
         result = train(call, folder, *options, "--seed", call.number)
-        exact = of_photos(name, call, result, str(call.folder / "cache"))
+        exact = of_photos(name, call, result)
         figures |= {what: value for what, value in exact.items() if "time" not in what}
         figures[f"{name}: macro F1"] = result["f1"]["macro"]
         confident = result["confident"]
@@ -354,7 +349,7 @@ def multi_label(call: Call) -> Figures:
         if not call.number:
             with (
                 suppress(ImportError),
-                patch.dict(os.environ, {"XDG_CACHE_HOME": str(call.folder / "cache")}),
+                patch.dict(os.environ, XDG_CACHE_HOME=str(call.folder / "cache")),
             ):
                 f1, error = pairs.of_scikit_learn(result["run"])
                 figures[f"{name}: macro F1 of scikit-learn"] = f1
@@ -447,7 +442,7 @@ def portable_start(call: Call) -> Figures:
     name = Path(call.what).name
     times = {
         f"{name}: {arithmetic}, total time": train(
-            call, call.what, switch, XDG_CACHE_HOME=str(call.folder / f"{arithmetic}-{call.number}")
+            call, call.what, switch, cache=f"{arithmetic}-{call.number}"
         )["total_s"]
         for arithmetic, switch in ARITHMETICS.items()
     }

@@ -14,7 +14,6 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -26,6 +25,7 @@ import numpy as np
 import psutil
 from PIL import Image
 
+from benchmarks.common import LOCKSTEP
 from benchmarks.kinds import slug
 from lockstep.pictures.survey import manifest_of
 
@@ -79,7 +79,7 @@ class Program:
 
     def __init__(self, place: Path, *words: object) -> None:
         self.launcher_mb = self.worker_mb = 0.0
-        command = [sys.executable, "-m", "lockstep", *map(str, words)]
+        command = [*LOCKSTEP, *map(str, words)]
         environment = {**os.environ, "XDG_CACHE_HOME": str(place / "cache")}
         self.process = subprocess.Popen(
             command,

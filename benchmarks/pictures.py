@@ -2,9 +2,8 @@
 ...]`.
 
 `one-result` trains digits four times, and a peer, and draws the loss curves. `own-images` runs
-Lockstep in a pseudo-terminal and draws what the terminal shows. `step` is a diagram, and
-`badges` what the metadata state. `report` and
-`serve` are pages in Chromium. The photos are pictures of CIFAR-10, which must be in LOCKSTEP_DATA
+Lockstep in a pseudo-terminal and draws what the terminal shows. `badges` is what the metadata
+state. `report` and `serve` are pages in Chromium. The photos are pictures of CIFAR-10, which must be in LOCKSTEP_DATA
 or the cache. All are written to docs/pictures/, on a background of their own, so that they read on
 light and dark pages.
 """
@@ -36,7 +35,7 @@ import lockstep
 from benchmarks import curves
 from benchmarks.browser import chromium
 from benchmarks.serve import served
-from benchmarks.svg import STYLE, arrow, box, document, element, label, picture, rect
+from benchmarks.svg import STYLE, document, label, rect
 from lockstep.data.readers import load_cifar10, load_digits
 
 ROOT = Path(__file__).parents[1]
@@ -256,59 +255,6 @@ def terminal(name: str, commands: Sequence[tuple[str, list[str]]]) -> str:
         )
 
 
-def step() -> str:
-    """Return the flow of data through one step of four towers on two processes."""
-    width, left, across, between = 840, 156, 138, 16
-    centres = [
-        left + tower * (across + between) + across / 2 + (24 if tower > 1 else 0)
-        for tower in range(4)
-    ]
-    middle = (centres[0] + centres[3]) / 2
-    rows = {  # y, and what happens there; a slash breaks the line
-        "plan": (24, "from seed and step"),
-        "shard": (112, "gather, augment"),
-        "tower": (186, "forward, backward"),
-        "vector": (260, "gradients and loss,/summed"),
-        "tree": (358, "add in one/fixed tree"),
-        "total": (432, "the same bits/in every process"),
-        "update": (520, "one update, made/by every process"),
-    }
-    at = {name: y for name, (y, _) in rows.items()}
-    parts = [
-        label(18, y + 20 + 16 * i, line)
-        for y, text in rows.values()
-        for i, line in enumerate(text.split("/"))
-    ]
-    parts += box(
-        middle - 180, at["plan"], 360, 42, "plan", "which examples each tower sees in this step"
-    )
-    for process in range(2):
-        x, wide = centres[2 * process] - across / 2 - 8, 2 * across + between + 16
-        frame = element(
-            "rect", class_="frame", x=x, y=at["shard"] - 24, width=wide, height=222, rx=8
-        )
-        parts += [
-            frame,
-            label(x + wide / 2, at["shard"] - 9, f"process {process}", anchor="middle"),
-        ]
-    for tower, x in enumerate(centres):
-        parts.append(arrow(middle + (x - middle) * 0.6, at["plan"] + 42, x, at["shard"] - 2))
-        for name in ("shard", "tower", "vector"):
-            parts += box(x - across / 2, at[name], across, 40, f"{name} {tower}")
-        parts.append(arrow(x, at["shard"] + 40, x, at["tower"] - 2))
-        parts.append(arrow(x, at["tower"] + 40, x, at["vector"] - 2))
-    for process, name in enumerate(("0 + 1", "2 + 3")):
-        own = centres[2 * process : 2 * process + 2]
-        x = sum(own) / 2
-        parts += box(x - 60, at["tree"], 120, 36, name)
-        parts += [arrow(c, at["vector"] + 40, x + (c - x) * 0.4, at["tree"] - 2) for c in own]
-        parts.append(arrow(x, at["tree"] + 36, middle + (x - middle) * 0.3, at["total"] - 2))
-        parts += box(x - 130, at["update"], 260, 42, "update", f"the weights of process {process}")
-        parts.append(arrow(middle + (x - middle) * 0.3, at["total"] + 36, x, at["update"] - 2))
-    parts += box(middle - 110, at["total"], 220, 36, "total = (0 + 1) + (2 + 3)")
-    return picture(width, at["update"] + 62, "One step of four towers on two processes", parts)
-
-
 def badges() -> str:
     """Return what pyproject.toml states of Python and the licence, and the known hash of digits."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -338,7 +284,6 @@ PICTURES: dict[str, Callable[[], str]] = {
     "badges": badges,
     "one-result": one_result,
     "own-images": own_images,
-    "step": step,
 }
 SCREENSHOTS: dict[str, Callable[[], bytes]] = {"report": report, "serve": serve}
 

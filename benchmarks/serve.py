@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from benchmarks.common import data_option, lockstep, options, ranged, save, spread
+from benchmarks.common import LOCKSTEP, data_option, lockstep, options, ranged, save, spread
 from lockstep.data.readers import load_digits
 
 REQUESTS = 500
@@ -62,7 +62,7 @@ async def burst(port: int, pictures: Sequence[bytes]) -> list[Reply]:
 @contextmanager
 def served(run: Path) -> Iterator[int]:
     """Serve a run with the real program. Return the port."""
-    command = [sys.executable, "-m", "lockstep", "serve", str(run), "--port", "0"]
+    command = [*LOCKSTEP, "serve", str(run), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

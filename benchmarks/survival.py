@@ -28,7 +28,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -40,7 +39,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.age import RESULTS
-from benchmarks.common import save, warn
+from benchmarks.common import LOCKSTEP, save, warn
 
 # The phases, in order: what a process does next.
 PHASES = {
@@ -161,7 +160,7 @@ class Trial:
         return how
 
     def _start(self, options: list[str], hook: bool) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "lockstep", "train", *OPTIONS, *options]
+        command = [*LOCKSTEP, "train", *OPTIONS, *options]
         environment = {**os.environ, "XDG_CACHE_HOME": str(self._folder / "cache")}
         if hook:
             fault = "deaf" if self._deaf else self._case.fault
@@ -306,7 +305,7 @@ def trained(folder: Path) -> tuple[Path, str]:
     sha256 of the other.
     """
     parent = folder / "runs/parent"
-    words = [sys.executable, "-m", "lockstep", "train"]
+    words = [*LOCKSTEP, "train"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
     for options in (
         ["digits", "--no-portable", "--name", "parent", "--steps", "4"],

@@ -48,28 +48,14 @@ def document(width: int, height: int, parts: Iterable[str], attributes: str = ""
     return "\n".join([head, *parts, "</svg>"]) + "\n"
 
 
-def box(x: float, y: float, width: float, height: float, name: str, note: str = "") -> list[str]:
-    """Return a rounded box with a name and, below it, a note; both centred."""
-    middle, at = x + width / 2, y + height / 2 + (4 if not note else -3)
-    parts = [rect(x, y, width, height, "box"), label(middle, at, name, "name", "middle")]
-    return [*parts, label(middle, at + 17, note, anchor="middle")] if note else parts
-
-
 def rect(x: float, y: float, width: float, height: float, kind: str) -> str:
     """Return a rounded rectangle."""
     return element("rect", class_=kind, x=x, y=y, width=width, height=height, rx=6)
 
 
-def label(
-    x: float, y: float, text: str, kind: str = "note", anchor: str = "", transform: str = ""
-) -> str:
+def label(x: float, y: float, text: str, kind: str = "note", anchor: str = "") -> str:
     """Return a line of text."""
-    return element("text", text, class_=kind, x=x, y=y, text_anchor=anchor, transform=transform)
-
-
-def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
-    """Return a straight arrow."""
-    return element("path", class_="arrow", d=f"M{x:.5g} {y:.5g}L{to_x:.5g} {to_y:.5g}")
+    return element("text", text, class_=kind, x=x, y=y, text_anchor=anchor)
 
 
 def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:

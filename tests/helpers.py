@@ -199,9 +199,9 @@ def steps(folder):
     return [*statefile.checkpoints_in(folder)]
 
 
-def lockstep_error(match):
-    """Require that the block ends with a LockstepError whose message matches."""
-    return pytest.raises(LockstepError, match=match)
+def lockstep_error(match, code=None):
+    """Require that the block ends with a LockstepError whose message matches, and with this code."""
+    return pytest.raises(LockstepError, match=match, check=lambda error: code in (None, error.code))
 
 
 def succeeded(done):

@@ -4,37 +4,25 @@
 Each case is trained for some steps on the CPU, on the GPU, and on the GPU again while the CPU
 computes each operation a second time, from the same operands. So an operation that differs has a
 name; and if the weights differ only where nothing is compared, the cause is not an operation but an
-order, as of a copy that is used too early. CASE is a recipe and settings that differ, as
-"mnist,batch=256". Without a GPU, the CPU is compared with itself.
+order, as of a copy that is used too early. Each case is a line of JSON. CASE is a recipe and
+settings that differ, as "mnist,batch=256". Without a GPU, the CPU is compared with itself.
 """
 
 import argparse
 import json
-import sys
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from benchmarks.common import record_of
-from benchmarks.gpu.trial import NAMES, Facts, Table, device, replica
+from benchmarks.gpu.trial import NAMES, Facts, device, replica
 from lockstep import hardware
 from lockstep.core.log import Log
 from lockstep.core.state import weights_sha256
 from lockstep.kernels import portable
 
-HEAD = [
-    "recipe",
-    "weights on the GPU",
-    "while compared",
-    "operations compared",
-    "operations with other bits",
-]
 # of each case at a time. Their number changes no bit in portable arithmetic.
 CORES = min(4, hardware.cores())
 # or a view by places in the whole memory of its operand
@@ -158,58 +146,16 @@ def in_full(case: str, steps: int) -> Facts:
     """
     on_cpu = hashes(case, torch.device("cpu"), steps)
     alone = hashes(case, device(), steps)
-    return {"on_cpu": on_cpu, "alone": alone, **compared(case, device(), steps)}
-
-
-def row(facts: Facts) -> list[str]:
-    def weights(name: str) -> str:
-        equal = [one == other for one, other in zip(facts[name], facts["on_cpu"], strict=True)]
-        return (
-            f"the CPU's after {len(equal)} steps"
-            if all(equal)
-            else f"others after step {equal.index(False)}"
-        )
-
-    differ = [
-        f"{name}: {one['values']:,} of {one['of']:,} values"
-        for name, one in facts["differ"].items()
-    ]
-    return [
-        weights("alone"),
-        weights("weights_sha256"),
-        f"{facts['compared']:,}",
-        "; ".join(differ) or "none",
-    ]
+    return {"case": case, "on_cpu": on_cpu, "alone": alone, **compared(case, device(), steps)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", default=NAMES)
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument(
-        "--jobs", type=int, default=max(1, hardware.cores() // CORES), help="cases at a time"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print the facts of one case, and write no record"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("gpu-results"), help="folder of the record"
-    )
     args = parser.parse_args()
-    if args.json:
-        print(json.dumps(in_full(args.cases[0], args.steps)))
-        return
-    # Each case has a program of its own: an error of CUDA would end the others too.
-    command = [sys.executable, "-m", "benchmarks.gpu.bits", "--json", "--steps", args.steps]
-    table = Table("gpu-bits", HEAD, args.out)
-    with ThreadPoolExecutor(args.jobs) as pool:
-        for _ in pool.map(
-            lambda case: table.add([case], partial(record_of, [*command, case]), row), args.cases
-        ):
-            pass
-    sys.exit(table.failed)
+    for case in args.cases:
+        print(json.dumps(in_full(case, args.steps)), flush=True)
 
 
 if __name__ == "__main__":

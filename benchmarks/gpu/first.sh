@@ -14,7 +14,7 @@
 #     steps     ms, launches, waits and memory of a step of recipes; also by kernels, and with towers side by side
 #     peers     the tutorial's speed in a real run beside plain PyTorch, eager and compiled
 #     portable  those of portable arithmetic: one hash on CPU and GPU
-#     cifar10   CIFAR-10 to 94%, what listeners cost, verify and eval, the speed of the tutorial
+#     cifar10   CIFAR-10 to 94%, what listeners cost, verify and eval
 #     airbench  the fastest public program for CIFAR-10, if KIT has its file; eager, then compiled
 #     agree     the checks of gpu-check that compare native arithmetic with a CPU
 #     onehash   the one of one hash on several processes
@@ -107,15 +107,15 @@ for name in "${parts[@]}"; do
     facts) part facts $PY benchmarks/gpu/facts.py ;;
     graphs) part graphs "${gpu_check[@]}" --only graphs --out "$OUT/gpu-check-graphs.json" ;;
     steps) part steps $PY -m benchmarks.gpu.steps "${steps[@]}" --out "$OUT" ;;
-    peers) part peers $PY -m benchmarks.gpu.peers "${peers[@]}" --out "$OUT" ;;
+    peers) part peers $PY -m benchmarks.gpu.runs peers "${peers[@]}" --out "$OUT" ;;
     portable) part portable "${gpu_check[@]}" --only portable --out "$OUT/gpu-check-portable.json" ;;
-    cifar10) part cifar10 $PY -m benchmarks.gpu.cifar10 "${cifar10[@]}" --out "$OUT" ;;
+    cifar10) part cifar10 $PY -m benchmarks.gpu.runs cifar10 "${cifar10[@]}" --out "$OUT" ;;
     airbench)
       if [ -z "$KIT" ] || [ ! -f "$KIT/airbench94_muon.py" ]; then say "airbench: KIT has no airbench94_muon.py"
-      else part airbench $PY -m benchmarks.gpu.airbench "$KIT/airbench94_muon.py" "$DATA" "${airbench[@]}" --out "$OUT"; fi ;;
+      else part airbench $PY -m benchmarks.gpu.runs airbench --airbench "$KIT/airbench94_muon.py" "$DATA" "${airbench[@]}" --out "$OUT"; fi ;;
     agree) part agree "${gpu_check[@]}" --only "CPU and GPU" --out "$OUT/gpu-check-agree.json" ;;
     onehash) part onehash "${gpu_check[@]}" --only "one hash" --out "$OUT/gpu-check-onehash.json" ;;
-    bits) part bits $PY -m benchmarks.gpu.bits "${bits[@]}" --out "$OUT" ;;
+    bits) part bits $PY -m benchmarks.gpu.bits "${bits[@]}" ;;
     checks) part checks "${gpu_check[@]}" "${checks[@]}" --out "$OUT/gpu-check.json" ;;
     *) bad "FAIL $name: no call or part has this name, see the first lines of $0" ;;
   esac

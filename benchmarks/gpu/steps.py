@@ -15,13 +15,12 @@ import sys
 import time
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.trial import Facts, Table, device, replica, simulated_gpu, wait
+from benchmarks.gpu.trial import Facts, Table, device, options, replica, simulated_gpu, wait
 from lockstep import hardware
 from lockstep.config.overrides import parse
 from lockstep.core.log import Log
@@ -164,9 +163,7 @@ def row(facts: Facts) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("cases", nargs="*", default=CASES)
     parser.add_argument(
         "--also", nargs="+", default=[], metavar="NAME=VALUE", help="another placement each"
@@ -177,9 +174,6 @@ def main() -> None:
         "--profiled", type=int, default=5, help="steps that are profiled, which slows them down"
     )
     parser.add_argument("--examples", type=int, default=10_000, help="random images")
-    parser.add_argument(
-        "--out", type=Path, default=Path("gpu-results"), help="folder of the record"
-    )
     args = parser.parse_args()
     placements: dict[str, Facts] = {"default": {}} | {
         setting: parse([setting], {}) for setting in args.also

@@ -1,5 +1,6 @@
 """A recipe on random images, and a table that loses nothing."""
 
+import argparse
 import contextlib
 import threading
 import time
@@ -69,6 +70,19 @@ def simulated_gpu() -> Iterator[None]:
         mock.patch.object(jobs.replica, "updates", updates),
     ):
         yield
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with --out."""
+    parser = argparse.ArgumentParser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu-results"), help="folder of the record"
+    )
+    return parser
 
 
 def device() -> torch.device:

@@ -127,6 +127,14 @@ class Network(nn.Module):
         return self.logits(x)  # type: ignore[no-any-return]
 
 
+def sgd(network: Any, **options: Any) -> torch.optim.SGD:
+    """Return the tutorial's optimizer, which decays the weights of two layers."""
+    decayed = [network.local3.weight, network.local4.weight]
+    rest = [p for p in network.parameters() if all(p is not d for d in decayed)]
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.004}, {"params": rest}]
+    return torch.optim.SGD(groups, lr=0.1, **options)
+
+
 def batches(args: argparse.Namespace, channels_last: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield this process's batches without end."""
     dataset = Digits(args.data) if args.model == "mnist" else Cifar(args.data)
@@ -161,13 +169,7 @@ def main() -> None:
     model = DistributedDataParallel(network)
     optimizer: torch.optim.Optimizer
     if isinstance(network, Network):
-        decayed = [network.local3.weight, network.local4.weight]
-        rest = [p for p in network.parameters() if all(p is not d for d in decayed)]
-        groups: list[dict[str, Any]] = [
-            {"params": decayed, "weight_decay": 0.004},
-            {"params": rest},
-        ]
-        optimizer = torch.optim.SGD(groups, lr=0.1)
+        optimizer = sgd(network)
         average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.9999))  # type: ignore[no-untyped-call]
     else:
         optimizer, average = torch.optim.Adam(network.parameters()), None

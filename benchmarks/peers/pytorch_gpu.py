@@ -11,13 +11,12 @@ numpy, but not Lockstep.
 import argparse
 import json
 import time
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.peers.pytorch_ddp import Network
+from benchmarks.peers.pytorch_ddp import Network, sgd
 
 CROP = 24  # pixels
 
@@ -59,10 +58,7 @@ def main() -> None:
     labels = torch.randint(0, 10, (args.examples,), device=device)
     network = Network().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     average = [parameter.detach().clone() for parameter in network.parameters()]
-    decayed = [network.local3.weight, network.local4.weight]
-    rest = [p for p in network.parameters() if all(p is not d for d in decayed)]
-    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.004}, {"params": rest}]
-    optimizer = torch.optim.SGD(groups, lr=0.1, fused=True)
+    optimizer = sgd(network, fused=True)
 
     def loss_of(batch: Tensor, expected: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):

@@ -208,7 +208,7 @@ def test_the_first_contact_is_rehearsed_whole(kit, tmp_path):
     for name in checks:
         found = {one["status"] for one in records[name]["checks"].values()}
         assert found <= {"PASS", "SKIP"}
-    tables = {"gpu-steps", "gpu-peers", "gpu-runs", "gpu-airbench", "gpu-bits"}
+    tables = {"gpu-steps", "gpu-peers", "gpu-runs", "gpu-airbench"}
     assert {*records} - checks == tables
     cases = [case for name in tables for case in records[name]["cases"]]
     assert [case for case in cases if "error" in case] == []

@@ -73,9 +73,8 @@ def test_the_number_of_processes_follows_from_devices(
 )
 def test_a_gpu_that_does_not_exist_is_an_error(monkeypatch, gpus, placement, message):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
-    with lockstep_error(message) as error:
+    with lockstep_error(message, ENVIRONMENT):
         submit.capacity(get_recipe("digits"), Placement(**placement))
-    assert error.value.code == ENVIRONMENT
 
 
 @pytest.mark.parametrize(
@@ -110,9 +109,8 @@ def test_without_a_loopback_interface_one_process_computes(monkeypatch, has, sta
     assert len(texts) == (started == 1)
     if not has:
         spec = spec.replace(placement=Placement(device="cpu", processes=2))
-        with lockstep_error("has no address: bring it up .* or leave out --processes") as error:
+        with lockstep_error("has no address: bring it up .* or leave out --processes", ENVIRONMENT):
             submit.submit(spec, Output())
-        assert error.value.code == ENVIRONMENT
         assert len(numbers) == 2
 
 
@@ -409,9 +407,8 @@ def test_the_launcher_raises_a_workers_damaged_file_error(started):
 def test_what_the_user_must_fix_and_an_evaluation_never_restart(started):
     job = started("pass")
     for job.spec, known in ((SPEC, True), (EVALUATION, False)):
-        with lockstep_error("^it failed$") as error:
+        with lockstep_error("^it failed$", ENVIRONMENT):
             job._prepare_restart(End(ENVIRONMENT, "it failed", known=known))
-        assert error.value.code == ENVIRONMENT
 
 
 def test_a_restart_needs_the_init_file_only_without_a_checkpoint(started, tmp_path):

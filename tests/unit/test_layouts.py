@@ -26,8 +26,19 @@ from lockstep.pictures.survey import survey_folder
 from lockstep.recipes import get_recipe
 from lockstep.text import listed
 
-CATS = pictures("cats/1", "cats/2", "dogs/3", "dogs/4")
-FLAT = pictures("1", "2", "3", "4")
+
+def case(images, said=None, table=None, **options):
+    """What a folder of `images` and the table l.csv is read as, with the options of its labels."""
+    return images | ({} if table is None else {"l.csv": table}), options, said
+
+
+def files(names):
+    """Images of the names, which have no spaces."""
+    return pictures(*names.split())
+
+
+CATS = files("cats/1 cats/2 dogs/3 dogs/4")
+FLAT = files("1 2 3 4")
 HAM = pictures(
     *(
         f"HAM_images_part_{part}/ISIC_{n}.jpg"
@@ -39,7 +50,6 @@ HAM_TABLE = table(
     "lesion_id,image_id,dx,age",
     *(f"L{n // 2},ISIC_{n},{'nv' if n % 2 else 'mel'},50" for n in range(3, 9)),
 )
-ONE, TWO = "1.png,a", "2.png,b"
 
 
 def named(form):
@@ -48,16 +58,11 @@ def named(form):
 
 
 LABELS = named("{}.png")
-OTHERS = table("file,label", "1,x", "2,x", "3,y", "4,y")
+OTHERS = "file,label\n1,x\n2,x\n3,y\n4,y\n"
 SIX = pictures(*"123456")
 LEAVES = ["scab", "rust", "scab rust", "healthy", "healthy", "scab"]
-A_B = {"1.png": "a", "2.png": "a", "3.png": "b", "4.png": "b"}
-DIVIDED = {
-    "cats/1.png": ("cats", "train"),
-    "cats/2.png": ("cats", "test"),
-    "dogs/3.png": ("dogs", "train"),
-    "dogs/4.png": ("dogs", "test"),
-}
+A_B = "1: a | 2: a | 3: b | 4: b"
+DIVIDED = "cats/1: cats (train) | cats/2: cats (test) | dogs/3: dogs (train) | dogs/4: dogs (test)"
 
 
 def in_folders(*names):
@@ -74,360 +79,203 @@ def wide(header, name):
 
 def cells(*texts, header="image,labels"):
     """Six images, and a table of the labels of each."""
-    return {**SIX, "l.csv": table(header, *(f"{n},{text}" for n, text in enumerate(texts, 1)))}
+    return SIX | {"l.csv": table(header, *(f"{n},{text}" for n, text in enumerate(texts, 1)))}
 
 
-HOT = table("file,cat,dog", "1,1,0", "2,0.0,1.0", "3,True,yes", "4,no,FALSE", "5,1,0", "6,0,1")
+HOT = "file,cat,dog\n1,1,0\n2,0.0,1.0\n3,True,yes\n4,no,FALSE\n5,1,0\n6,0,1\n"
 AGES = table(
     'file,age,dog,"man, old",valid',
     *("1,7,0,1,0", "2,8,1,0,1", "3,9,1,0,0", "4,9,0,0,0", "5,9,0,0,0", "6,9,1,1,1"),
 )
-HOT_LABELS = {
-    "1.png": "cat",
-    "2.png": "dog",
-    "3.png": "cat and dog",
-    "4.png": "",
-    "5.png": "cat",
-    "6.png": "dog",
-}
-LEAF_LABELS = {
-    "1.png": "scab",
-    "2.png": "rust",
-    "3.png": "rust and scab",
-    "4.png": "healthy",
-    "5.png": "healthy",
-    "6.png": "scab",
-}
+HOT_LABELS = "1: cat | 2: dog | 3: cat and dog | 4:  | 5: cat | 6: dog"
+LEAF_LABELS = "1: scab | 2: rust | 3: rust and scab | 4: healthy | 5: healthy | 6: scab"
 
-# The cases of multi-label data. id: (contents, other options, path -> labels)
+# The cases of multi-label data.
 SEVERAL = {
-    "columns": ({**SIX, "l.csv": HOT}, {}, HOT_LABELS),
-    "columns of -1 and 1": (
-        {
-            **SIX,
-            "l.csv": HOT.replace(",0", ",-1")
-            .replace("-1.0", "\N{MINUS SIGN}1")
-            .replace("no,FALSE", "-1,-1"),
-        },
-        {},
+    "columns": case(SIX, HOT_LABELS, HOT),
+    "columns of -1 and 1": case(
+        SIX,
         HOT_LABELS,
+        HOT.replace(",0", ",-1").replace("-1.0", "\N{MINUS SIGN}1").replace("no,FALSE", "-1,-1"),
     ),
-    "a delimiter that ends each line": ({**SIX, "l.csv": HOT.replace("\n", ",\n")}, {}, HOT_LABELS),
-    "a delimiter that ends each line but the first": (
-        {**SIX, "l.csv": HOT.replace("\n", ",\n").replace("dog,", "dog")},
-        {},
-        HOT_LABELS,
+    "a delimiter that ends each line": case(SIX, HOT_LABELS, HOT.replace("\n", ",\n")),
+    "a delimiter that ends each line but the first": case(
+        SIX, HOT_LABELS, HOT.replace("\n", ",\n").replace("dog,", "dog")
     ),
-    "the delimiter in the first line": (
-        {**SIX, "l.csv": "\ufeffsep=;\r\n" + HOT.replace(",", ";").replace("\n", "\r\n")},
-        {},
-        HOT_LABELS,
+    "the delimiter in the first line": case(
+        SIX, HOT_LABELS, "\ufeffsep=;\r\n" + HOT.replace(",", ";").replace("\n", "\r\n")
     ),
-    "the delimiter in quotes, and empty lines": (
-        {**SIX, "l.csv": '\n"sep=|"\n\n' + HOT.replace(",", "|") + " | |\n\n"},
-        {},
-        HOT_LABELS,
+    "the delimiter in quotes, and empty lines": case(
+        SIX, HOT_LABELS, '\n"sep=|"\n\n' + HOT.replace(",", "|") + " | |\n\n"
     ),
-    "columns beside others, that are named": (
-        {**SIX, "l.csv": AGES},
-        {"label_column": 'dog,"man, old"'},
-        {
-            "1.png": "man, old",
-            "2.png": "dog",
-            "3.png": "dog",
-            "4.png": "",
-            "5.png": "",
-            "6.png": "dog and man, old",
-        },
+    "columns beside others, that are named": case(
+        SIX,
+        "1: man, old | 2: dog | 3: dog | 4:  | 5:  | 6: dog and man, old",
+        AGES,
+        label_column='dog,"man, old"',
     ),
-    "names with a space between them": (
-        cells(*LEAVES),
-        {"label_separator": " "},
-        LEAF_LABELS,
-    ),
-    "names with a comma and spaces between them, one twice": (
+    "names with a space between them": case(cells(*LEAVES), LEAF_LABELS, label_separator=" "),
+    "names with a comma and spaces between them, one twice": case(
         cells("a", "b", '"b , a"', "", '",a,a,"', "b"),
-        {"label_separator": ","},
-        {"1.png": "a", "2.png": "b", "3.png": "a and b", "4.png": "", "5.png": "a", "6.png": "b"},
+        "1: a | 2: b | 3: a and b | 4:  | 5: a | 6: b",
+        label_separator=",",
     ),
-    "a comma in a name": (
+    "a comma in a name": case(
         cells('"dog, brown"', "cat", '"cat;dog, brown"', "cat", '"dog, brown"', "cat"),
-        {"label_separator": ";"},
-        {
-            "1.png": "dog, brown",
-            "2.png": "cat",
-            "3.png": "cat and dog, brown",
-            "4.png": "cat",
-            "5.png": "dog, brown",
-            "6.png": "cat",
-        },
+        "1: dog, brown | 2: cat | 3: cat and dog, brown | 4: cat | 5: dog, brown | 6: cat",
+        label_separator=";",
     ),
-    "each cell is one name": (
+    "each cell is one name": case(
         cells("hot dog", "cat", "hot dog", "cat", "", "cat"),
-        {"layout": "table"},
-        {
-            "1.png": "hot dog",
-            "2.png": "cat",
-            "3.png": "hot dog",
-            "4.png": "cat",
-            "5.png": "",
-            "6.png": "cat",
-        },
+        "1: hot dog | 2: cat | 3: hot dog | 4: cat | 5:  | 6: cat",
+        layout="table",
     ),
-    "a row for each label": (
-        {
-            **SIX,
-            "l.csv": table("file,label", "1,a", "1,b", "2,a", "3,b", "4,a", "5,b", "6,", "6,a"),
-        },
-        {},
-        {"1.png": "a and b", "2.png": "a", "3.png": "b", "4.png": "a", "5.png": "b", "6.png": "a"},
+    "a row for each label": case(
+        SIX,
+        "1: a and b | 2: a | 3: b | 4: a | 5: b | 6: a",
+        "file,label\n1,a\n1,b\n2,a\n3,b\n4,a\n5,b\n6,\n6,a\n",
     ),
-    "copies in folders": (
+    "copies in folders": case(
         {**CATS, "dogs/1 again.png": 1, "cats/too.png": 1},
-        {},
-        {
-            "cats/1.png": "cats and dogs",
-            "cats/2.png": "cats",
-            "dogs/3.png": "dogs",
-            "dogs/4.png": "dogs",
-        },
+        "cats/1: cats and dogs | cats/2: cats | dogs/3: dogs | dogs/4: dogs",
     ),
-    "names of folders with a separator": (
-        pictures("a/1", "a/2", "b/3", "b/4", "a+b/5"),
-        {"label_separator": "+"},
-        {"a/1.png": "a", "a/2.png": "a", "b/3.png": "b", "b/4.png": "b", "a+b/5.png": "a and b"},
+    "names of folders with a separator": case(
+        files("a/1 a/2 b/3 b/4 a+b/5"),
+        "a/1: a | a/2: a | b/3: b | b/4: b | a+b/5: a and b",
+        label_separator="+",
     ),
-    "names of files with a separator": (
-        pictures("a_1", "b_2", "a+b_3", "a_4", "b_5"),
-        {"label_separator": "+", "label_from": "(.+)_"},
-        {"a_1.png": "a", "b_2.png": "b", "a+b_3.png": "a and b", "a_4.png": "a", "b_5.png": "b"},
+    "names of files with a separator": case(
+        files("a_1 b_2 a+b_3 a_4 b_5"),
+        "a_1: a | b_2: b | a+b_3: a and b | a_4: a | b_5: b",
+        label_separator="+",
+        label_from="(.+)_",
     ),
 }
-# id: (contents, options, path -> labels, or with a split path -> (labels, split)). None: the labels
-# are the first folders.
+# What is said is the labels of each image, and its split where one is given; nothing: its first
+# folder.
 READ = {
     **{
         f"several labels: {name}": (contents, {"multi_label": True} | options, rows)
         for name, (contents, options, rows) in SEVERAL.items()
     },
-    "folders": (CATS, {}, None),
-    "signs in the names of classes": (
-        pictures("-1/1", "-1/2", "1/3", "1/4", "A-/5", "A-/6", "A/7", "A/8"),
-        {},
-        None,
+    "folders": case(CATS),
+    "signs in the names of classes": case(files("-1/1 -1/2 1/3 1/4 A-/5 A-/6 A/7 A/8")),
+    "paths of another computer, in the folder": case(FLAT, A_B, named("Data\\all/{}.png")),
+    "a table in the folder": case({**FLAT, "labels.csv": LABELS}, A_B),
+    "tabs": case({**FLAT, "labels.tsv": LABELS.replace(",", "\t")}, A_B),
+    "utf-16": case({**FLAT, "labels.csv": codecs.BOM_UTF16_LE + LABELS.encode("utf-16-le")}, A_B),
+    "a table beside the folder": case({**FLAT, "../labels.csv": LABELS}, A_B),
+    "a table below the folder": case(
+        {**FLAT, "tables/labels.csv": LABELS.replace("1.png", "../1.png")}, A_B
     ),
-    "paths of another computer, in the folder": (
-        {**FLAT, "l.csv": named("Data\\all/{}.png")},
-        {},
-        A_B,
+    "a table beside that names other files": case(
+        {**CATS, "../list.csv": "file,label\nx,a\ny,b\n"}
     ),
-    "a table in the folder": ({**FLAT, "labels.csv": LABELS}, {}, A_B),
-    "tabs": ({**FLAT, "labels.tsv": LABELS.replace(",", "\t")}, {}, A_B),
-    "utf-16": ({**FLAT, "labels.csv": codecs.BOM_UTF16_LE + LABELS.encode("utf-16-le")}, {}, A_B),
-    "a table beside the folder": ({**FLAT, "../labels.csv": LABELS}, {}, A_B),
-    "a table below the folder": (
-        {**FLAT, "tables/labels.csv": LABELS.replace("1.png", "../1.png")},
-        {},
-        A_B,
+    "a table of something else": case({**CATS, "costs.csv": "month,sum\nMay,3\nJune,4\n"}),
+    "an unknown name of the file's column": case(
+        {**FLAT, "labels.csv": LABELS.replace("file", "Foto")}, A_B
     ),
-    "a table beside that names other files": (
-        {**CATS, "../list.csv": table("file,label", "x,a", "y,b")},
-        {},
-        None,
+    "a column in which fewer than half of the cells name an image": case(
+        FLAT, A_B, "Foto,copy of,label\n1.png,-,a\n2.png,-,a\n3.png,-,b\n4.png,3.png,b\n"
     ),
-    "a table of something else": (
-        {**CATS, "costs.csv": table("month,sum", "May,3", "June,4")},
-        {},
-        None,
+    "a table beside the folders of splits that names their images": case(
+        files("train/1 train/2 train/3 test/4"),
+        "train/1: a (train) | train/2: a (train) | train/3: b (train) | test/4: b (test)",
+        LABELS,
     ),
-    "an unknown name of the file's column": (
-        {**FLAT, "labels.csv": LABELS.replace("file", "Foto")},
-        {},
-        A_B,
+    "numbers as labels and names": case(
+        FLAT, "1: 2 | 2: 2 | 3: 3 | 4: 3", "id,label\n1,2\n2,2\n3,3\n4,3\n"
     ),
-    "a column in which fewer than half of the cells name an image": (
-        {
-            **FLAT,
-            "l.csv": table(
-                "Foto,copy of,label",
-                "1.png,-,a",
-                "2.png,-,a",
-                "3.png,-,b",
-                "4.png,3.png,b",
-            ),
-        },
-        {},
-        A_B,
+    "another column of labels": case(
+        FLAT, A_B, LABELS.replace("label", "breed"), label_column="breed"
     ),
-    "a table beside the folders of splits that names their images": (
-        {
-            **pictures("train/1", "train/2", "train/3", "test/4"),
-            "l.csv": LABELS,
-        },
-        {},
-        {
-            "train/1.png": ("a", "train"),
-            "train/2.png": ("a", "train"),
-            "train/3.png": ("b", "train"),
-            "test/4.png": ("b", "test"),
-        },
+    "two columns that may be it": case(
+        FLAT, A_B, named("{}.png,x").replace("label", "class,label"), label_column="label"
     ),
-    "numbers as labels and names": (
-        {**FLAT, "l.csv": table("id,label", "1,2", "2,2", "3,3", "4,3")},
-        {},
-        {"1.png": "2", "2.png": "2", "3.png": "3", "4.png": "3"},
+    "windows paths of another computer": case(FLAT, A_B, named("C:\\Users\\me\\{}.png")),
+    "absolute paths of another computer": case(FLAT, A_B, named("/home/me/{}.png")),
+    "absolute paths tell equal names apart": case(
+        files("x/1 y/1"),
+        "x/1: a | y/1: b",
+        "file,label\n/d/x/1.png,a\n/d/y/1.png,b\n",
+        layout="table",
     ),
-    "another column of labels": (
-        {**FLAT, "l.csv": LABELS.replace("label", "breed")},
-        {"label_column": "breed"},
-        A_B,
+    "paths that begin with the folder": case(FLAT, A_B, named("photos/{}.png")),
+    "a space in a label": case(
+        FLAT,
+        "1: a | 2: a | 3: scab frog_eye_leaf_spot | 4: scab frog_eye_leaf_spot",
+        LABELS.replace(",b", ",scab frog_eye_leaf_spot"),
     ),
-    "two columns that may be it": (
-        {**FLAT, "l.csv": named("{}.png,x").replace("label", "class,label")},
-        {"label_column": "label"},
-        A_B,
-    ),
-    "windows paths of another computer": (
-        {**FLAT, "l.csv": named(r"C:\Users\me\{}.png")},
-        {},
-        A_B,
-    ),
-    "absolute paths of another computer": (
-        {**FLAT, "l.csv": named("/home/me/{}.png")},
-        {},
-        A_B,
-    ),
-    "absolute paths tell equal names apart": (
-        {**pictures("x/1", "y/1"), "l.csv": table("file,label", "/d/x/1.png,a", "/d/y/1.png,b")},
-        {"layout": "table"},
-        {"x/1.png": "a", "y/1.png": "b"},
-    ),
-    "paths that begin with the folder": (
-        {**FLAT, "l.csv": named("photos/{}.png")},
-        {},
-        A_B,
-    ),
-    "a space in a label": (
-        {**FLAT, "l.csv": LABELS.replace(",b", ",scab frog_eye_leaf_spot")},
-        {},
-        {
-            "1.png": "a",
-            "2.png": "a",
-            "3.png": "scab frog_eye_leaf_spot",
-            "4.png": "scab frog_eye_leaf_spot",
-        },
-    ),
-    "a space in a folder": (pictures("a b c/1", "d/2"), {}, None),
-    "ham by the table": (
+    "a space in a folder": case(pictures("a b c/1", "d/2")),
+    "ham by the table": case(
         {**HAM, "meta.csv": HAM_TABLE},
-        {"label_column": "dx"},
-        {name: "nv" if int(name[-5]) % 2 else "mel" for name in HAM},
+        " | ".join(f"{name}: {'nv' if int(name[-5]) % 2 else 'mel'}" for name in HAM),
+        label_column="dx",
     ),
-    "ham by the folders": ({**HAM, "meta.csv": HAM_TABLE}, {"layout": "folders"}, None),
-    "tables in the splits": (
+    "ham by the folders": case({**HAM, "meta.csv": HAM_TABLE}, layout="folders"),
+    "tables in the splits": case(
         {
-            **pictures("train/1", "train/2", "valid/1", "valid/2", first=1),
-            "train/l.csv": table("file,label", ONE, TWO),
-            "valid/l.csv": table("file,label", "1.png,b", "2.png,a"),
+            **files("train/1 train/2 valid/1 valid/2"),
+            "train/l.csv": "file,label\n1.png,a\n2.png,b\n",
+            "valid/l.csv": "file,label\n1.png,b\n2.png,a\n",
         },
-        {},
-        {
-            "train/1.png": ("a", "train"),
-            "train/2.png": ("b", "train"),
-            "valid/1.png": ("b", "validation"),
-            "valid/2.png": ("a", "validation"),
-        },
+        "train/1: a (train) | train/2: b (train) | valid/1: b (validation) | valid/2: a (validation)",
     ),
-    "a table that agrees and has splits": (
-        {
-            **CATS,
-            "l.csv": table(
-                "file,label,split", "1,cats,train", "2,cats,test", "3,dogs,train", "4,dogs,test"
-            ),
-        },
-        {},
+    "a table that agrees and has splits": case(
+        CATS, DIVIDED, "file,label,split\n1,cats,train\n2,cats,test\n3,dogs,train\n4,dogs,test\n"
+    ),
+    "another column of splits": case(
+        CATS,
         DIVIDED,
+        "file,label,part\n1,cats,train\n2,cats,test\n3,dogs,train\n4,dogs,test\n",
+        split_column="part",
     ),
-    "another column of splits": (
-        {
-            **CATS,
-            "l.csv": table(
-                "file,label,part", "1,cats,train", "2,cats,test", "3,dogs,train", "4,dogs,test"
-            ),
-        },
-        {"split_column": "part"},
+    "folders, with the splits of a table that names no classes": case(
+        CATS,
         DIVIDED,
+        "file,part\n1,train\n2,test\n3,train\n4,test\n",
+        layout="folders",
+        split_column="part",
     ),
-    "folders, with the splits of a table that names no classes": (
-        {**CATS, "l.csv": table("file,part", "1,train", "2,test", "3,train", "4,test")},
-        {"layout": "folders", "split_column": "part"},
-        DIVIDED,
+    "a table that agrees and adds nothing": case(CATS, None, "file,label\n1,cats\n4,dogs\n"),
+    "the table of two that differ": case(
+        CATS, "cats/1: x | cats/2: x | dogs/3: y | dogs/4: y", OTHERS, layout="table"
     ),
-    "a table that agrees and adds nothing": (
-        {**CATS, "l.csv": table("file,label", "1,cats", "4,dogs")},
-        {},
-        None,
+    "the folders of two that differ": case(CATS, None, OTHERS, layout="folders"),
+    "case that is meant": case(files("A/1 a/2"), layout="folders"),
+    "folders in classes": case(files("cats/x/1 cats/y/2 dogs/x/3 dogs/y/4")),
+    "masks that are meant": case(files("face/1 mask/1"), layout="folders"),
+    "faces with and without masks": case(files("with_mask/1 without_mask/1")),
+    "the names of the files": case(
+        files("cat.0.jpg cat.1.jpg dog.0.jpg dog.1.jpg"),
+        "cat.0.jpg: cat | cat.1.jpg: cat | dog.0.jpg: dog | dog.1.jpg: dog",
+        label_from="^([a-z]+)[.]",
     ),
-    "the table of two that differ": (
-        {**CATS, "l.csv": OTHERS},
-        {"layout": "table"},
-        {"cats/1.png": "x", "cats/2.png": "x", "dogs/3.png": "y", "dogs/4.png": "y"},
+    "all that matches in the names of the files": case(
+        files("7_cat 8_dog"), "7_cat: cat | 8_dog: dog", label_from="cat|dog"
     ),
-    "the folders of two that differ": (
-        {**CATS, "l.csv": OTHERS},
-        {"layout": "folders"},
-        None,
+    "the names of the files in splits": case(
+        files("train/a_1 train/b_2 test/x/a_3 sample"),
+        "train/a_1: a (train) | train/b_2: b (train) | test/x/a_3: a (test)",
+        label_from="([a-z])_",
     ),
-    "case that is meant": (pictures("A/1", "a/2"), {"layout": "folders"}, None),
-    "folders in classes": (pictures("cats/x/1", "cats/y/2", "dogs/x/3", "dogs/y/4"), {}, None),
-    "masks that are meant": (pictures("face/1", "mask/1"), {"layout": "folders"}, None),
-    "faces with and without masks": (pictures("with_mask/1", "without_mask/1"), {}, None),
-    "the names of the files": (
-        pictures("cat.0.jpg", "cat.1.jpg", "dog.0.jpg", "dog.1.jpg"),
-        {"label_from": "^([a-z]+)[.]"},
-        {"cat.0.jpg": "cat", "cat.1.jpg": "cat", "dog.0.jpg": "dog", "dog.1.jpg": "dog"},
+    "the names of the files, in folders and beside a table": case(
+        files("cats/x_1 cats/y_2 dogs/x_3 dogs/y_4"),
+        "cats/x_1: x | cats/y_2: y | dogs/x_3: x | dogs/y_4: y",
+        "file,label\nx_1,cats\ny_2,cats\nx_3,dogs\ny_4,dogs\n",
+        label_from="([a-z])_",
     ),
-    "all that matches in the names of the files": (
-        pictures("7_cat", "8_dog"),
-        {"label_from": "cat|dog"},
-        {"7_cat.png": "cat", "8_dog.png": "dog"},
+    "the names of the files, with the splits of a table": case(
+        files("x_1 y_2 x_3 y_4"),
+        "x_1: x (train) | y_2: y (train) | x_3: x (test) | y_4: y (test)",
+        "file,part\nx_1,train\ny_2,train\nx_3,test\ny_4,test\n",
+        label_from="([a-z])_",
+        split_column="part",
     ),
-    "the names of the files in splits": (
-        pictures("train/a_1", "train/b_2", "test/x/a_3", "sample"),
-        {"label_from": "([a-z])_"},
-        {
-            "train/a_1.png": ("a", "train"),
-            "train/b_2.png": ("b", "train"),
-            "test/x/a_3.png": ("a", "test"),
-        },
+    "case that is meant in the names of the files": case(
+        files("A_1 a_2"), "A_1: A | a_2: a", label_from="[Aa]", layout="names"
     ),
-    "the names of the files, in folders and beside a table": (
-        {
-            **pictures("cats/x_1", "cats/y_2", "dogs/x_3", "dogs/y_4"),
-            "l.csv": table("file,label", "x_1,cats", "y_2,cats", "x_3,dogs", "y_4,dogs"),
-        },
-        {"label_from": "([a-z])_"},
-        {"cats/x_1.png": "x", "cats/y_2.png": "y", "dogs/x_3.png": "x", "dogs/y_4.png": "y"},
-    ),
-    "the names of the files, with the splits of a table": (
-        {
-            **pictures("x_1", "y_2", "x_3", "y_4"),
-            "l.csv": table("file,part", "x_1,train", "y_2,train", "x_3,test", "y_4,test"),
-        },
-        {"label_from": "([a-z])_", "split_column": "part"},
-        {
-            "x_1.png": ("x", "train"),
-            "y_2.png": ("y", "train"),
-            "x_3.png": ("x", "test"),
-            "y_4.png": ("y", "test"),
-        },
-    ),
-    "case that is meant in the names of the files": (
-        pictures("A_1", "a_2"),
-        {"label_from": "[Aa]", "layout": "names"},
-        {"A_1.png": "A", "a_2.png": "a"},
-    ),
-    "folders of systems": (
+    "folders of systems": case(
         {
             **CATS,
             **pictures(
@@ -443,39 +291,28 @@ READ = {
                 first=50,
             ),
         },
-        {},
-        {path: path[:4] for path in CATS},
+        "cats/1: cats | cats/2: cats | dogs/3: dogs | dogs/4: dogs",
     ),
-    "a class that is called as a folder of systems in part": (
-        pictures("recycled/1", "recycled/2", "waste/3", "waste/4"),
-        {},
-        None,
+    "a class that is called as a folder of systems in part": case(
+        files("recycled/1 recycled/2 waste/3 waste/4")
     ),
-    "a table without rows beside classes": ({**CATS, "l.csv": "x,y\n"}, {}, None),
-    "splits of a column, not those of the folders": (
-        {
-            **pictures("train/1", "train/2", "test/3", "test/4"),
-            "l.csv": table("id,class,split", "1,a,val", "2,b,val", "3,a,Training", "4,b,Training"),
-        },
-        {},
-        {
-            "train/1.png": ("a", "validation"),
-            "train/2.png": ("b", "validation"),
-            "test/3.png": ("a", "train"),
-            "test/4.png": ("b", "train"),
-        },
+    "a table without rows beside classes": case(CATS, None, "x,y\n"),
+    "splits of a column, not those of the folders": case(
+        files("train/1 train/2 test/3 test/4"),
+        "train/1: a (validation) | train/2: b (validation) | test/3: a (train) | test/4: b (train)",
+        "id,class,split\n1,a,val\n2,b,val\n3,a,Training\n4,b,Training\n",
     ),
     **{
-        f"{header!r}, and images as {name}": (
-            {**pictures(*(f"sub/{n}" for n in range(4))), "l.csv": wide(header, name)},
-            {},
-            {f"sub/{n}.png": ("even", "ödd")[n % 2] for n in range(4)},
+        f"{header!r}, and images as {name}": case(
+            files("sub/0 sub/1 sub/2 sub/3"),
+            "sub/0: even | sub/1: ödd | sub/2: even | sub/3: ödd",
+            wide(header, name),
         )
         for header in ("image,label", "\ufeffImage_ID;Category;note", "PATH\tTarget")
         for name in ("{}.png", "{}", "sub/{}.png", "./sub\\{}")
     },
     **{
-        " ".join(folders): (in_folders(*folders), {}, None)
+        " ".join(folders): case(in_folders(*folders))
         for folders in (
             ["train", "test", "plane"],
             ["test_1", "test_2"],
@@ -488,569 +325,449 @@ READ = {
 
 SEPARATOR = "--multi-label and --label-separator ' ' if so, or --layout table if it is one"
 SEVERAL_REFUSED = {
-    "one label, and a cell that joins others": (
+    "one label, and a cell that joins others": case(
         cells(*LEAVES),
-        {"multi_label": False},
-        [f"1 label that may join several labels (scab rust): add {SEPARATOR}"],
+        f"1 label that may join several labels (scab rust): add {SEPARATOR}",
+        multi_label=False,
     ),
-    "several labels, and a cell that joins others": (
+    "several labels, and a cell that joins others": case(
         cells(*LEAVES),
-        {},
-        ["(scab rust): add --label-separator ' ' if so, or --layout table if it is one"],
+        "(scab rust): add --label-separator ' ' if so, or --layout table if it is one",
     ),
-    "several labels, and cells with an unknown mark": (
+    "several labels, and cells with an unknown mark": case(
         cells("a;b", "c;d", "a;b", "c;d", "e", "e"),
-        {},
-        ["2 labels that may join several labels (a;b and 1 more): add --label-separator ';' if"],
+        "2 labels that may join several labels (a;b and 1 more): add --label-separator ';' if",
     ),
-    "a name of a file that joins others": (
-        pictures("a_1", "b_2", "a+b_3", "a_4", "b_5"),
-        {"label_from": "(.+)_", "multi_label": False},
-        ["(a+b): add --multi-label and --label-separator + if so, or --layout names if"],
+    "a name of a file that joins others": case(
+        files("a_1 b_2 a+b_3 a_4 b_5"),
+        "(a+b): add --multi-label and --label-separator + if so, or --layout names if",
+        label_from="(.+)_",
+        multi_label=False,
     ),
-    "a name of a folder that joins others": (
+    "a name of a folder that joins others": case(
         pictures("a/1", "b/2", "a b/3"),
-        {},
-        ["(a b): add --label-separator ' ' if so, or --layout folders if it is one"],
+        "(a b): add --label-separator ' ' if so, or --layout folders if it is one",
     ),
-    "a wrong separator": (
+    "a wrong separator": case(
         cells(*LEAVES),
-        {"label_separator": ";"},
-        [
-            "--label-separator ';' is in no label, as healthy, rust, scab, scab rust: give what is "
-            "between two names, or leave it out",
-            "1 label that may join several labels (scab rust): add --label-separator ' ' if so",
-        ],
+        "--label-separator ';' is in no label, as healthy, rust, scab, scab rust: give what "
+        "is between two names, or leave it out ... 1 label that may join several labels "
+        "(scab rust): add --label-separator ' ' if so",
+        label_separator=";",
     ),
-    "a separator of columns": (
-        {**SIX, "l.csv": HOT},
-        {"label_separator": ","},
-        ["--label-separator , is in no label, as cat, dog: give"],
+    "a separator of columns": case(
+        SIX, "--label-separator , is in no label, as cat, dog: give", HOT, label_separator=","
     ),
-    "one label, and columns": (
-        {**SIX, "l.csv": HOT},
-        {"multi_label": False},
-        ["or add --multi-label if the columns cat, dog are labels"],
+    "one label, and columns": case(
+        SIX, "or add --multi-label if the columns cat, dog are labels", HOT, multi_label=False
     ),
-    "columns that may be something else": (
-        {**SIX, "l.csv": AGES},
-        {},
-        [
-            "l.csv has columns of 0 and 1, which may be labels, and others (age, valid): name those "
-            """that are labels, as in --label-column 'dog,"man, old",valid'"""
-        ],
+    "columns that may be something else": case(
+        SIX,
+        "l.csv has columns of 0 and 1, which may be labels, and others (age, valid): name "
+        "those that are labels, as in --label-column 'dog,\"man, old\",valid'",
+        AGES,
     ),
-    "a column that is not there": (
-        {**SIX, "l.csv": AGES},
-        {"label_column": "dog, cow"},
-        ["has the columns 'file', 'age', 'dog', 'man, old', 'valid', and none called 'cow': name"],
+    "a column that is not there": case(
+        SIX,
+        "has the columns 'file', 'age', 'dog', 'man, old', 'valid', and none called 'cow': name",
+        AGES,
+        label_column="dog, cow",
     ),
-    "a column with another value": (
-        {**SIX, "l.csv": AGES},
-        {"label_column": "dog,age"},
-        ["l.csv: line 2 has '7' in the column 'age', where 0 or 1 is allowed: correct it, or name"],
+    "a column with another value": case(
+        SIX,
+        "l.csv: line 2 has '7' in the column 'age', where 0 or 1 is allowed: correct it, or name",
+        AGES,
+        label_column="dog,age",
     ),
-    "a column without a value": (
-        {**SIX, "l.csv": HOT.replace("5,1,0", "5,1,")},
-        {"label_column": "cat,dog"},
-        [
-            "l.csv: line 6 has an empty cell in the column 'dog': write 1 if the image has this label"
-        ],
+    "a column without a value": case(
+        SIX,
+        "l.csv: line 6 has an empty cell in the column 'dog': write 1 if the image has this label",
+        HOT.replace("5,1,0", "5,1,"),
+        label_column="cat,dog",
     ),
-    "a row of too few cells": (
-        {**SIX, "l.csv": HOT.replace("5,1,0", "5,1")},
-        {},
-        ["l.csv: line 6 has 2 cells, and the first line 3: correct it"],
+    "a row of too few cells": case(
+        SIX,
+        "l.csv: line 6 has 2 cells, and the first line 3: correct it",
+        HOT.replace("5,1,0", "5,1"),
     ),
-    "a row of too many cells": (
-        {**SIX, "l.csv": HOT.replace("5,1,0", "5,1,0,1")},
-        {},
-        ["l.csv: line 6 has 4 cells, and the first line 3: correct it, with quotes around"],
+    "a row of too many cells": case(
+        SIX,
+        "l.csv: line 6 has 4 cells, and the first line 3: correct it, with quotes around",
+        HOT.replace("5,1,0", "5,1,0,1"),
     ),
-    "-1 and 0": (
-        {**SIX, "l.csv": HOT.replace("5,1,0", "5,1,-1.0")},
-        {},
-        [
-            "l.csv: line 6 has -1 in a column of labels, where others have 0. In some datasets, as "
-            "CheXpert, -1 means uncertain: write 0 or 1 for it, or remove these rows"
-        ],
+    "-1 and 0": case(
+        SIX,
+        "l.csv: line 6 has -1 in a column of labels, where others have 0. In some datasets, "
+        "as CheXpert, -1 means uncertain: write 0 or 1 for it, or remove these rows",
+        HOT.replace("5,1,0", "5,1,-1.0"),
     ),
-    "a column of 0 and 1 with another value": (
-        {**SIX, "l.csv": HOT.replace("5,1,0", "5,2,0")},
-        {},
-        ["l.csv: line 6 has '2' in the column 'cat', where 0 or 1 is allowed: correct it, or name"],
+    "a column of 0 and 1 with another value": case(
+        SIX,
+        "l.csv: line 6 has '2' in the column 'cat', where 0 or 1 is allowed: correct it, or name",
+        HOT.replace("5,1,0", "5,2,0"),
     ),
-    "a column without a name": (
-        {**SIX, "l.csv": HOT.replace("file,cat,dog", "file,cat,")},
-        {},
-        ["and others (one without a name): name those that are labels, as in --label-column cat,"],
+    "a column without a name": case(
+        SIX,
+        "and others (one without a name): name those that are labels, as in --label-column cat,",
+        HOT.replace("file,cat,dog", "file,cat,"),
     ),
-    "two columns of one name": (
-        {**SIX, "l.csv": HOT.replace("file,cat,dog", "file,dog,dog")},
-        {"label_column": "dog"},
-        ["l.csv has more than one column 'dog': rename them"],
+    "two columns of one name": case(
+        SIX,
+        "l.csv has more than one column 'dog': rename them",
+        HOT.replace("file,cat,dog", "file,dog,dog"),
+        label_column="dog",
     ),
-    "columns beside one of names": (
-        {**SIX, "l.csv": table("file,label,dog,eel", *(f"{n},a,1,0" for n in range(1, 7)))},
-        {},
-        ["others (label): name those that are labels, as in --label-column dog,eel"],
+    "columns beside one of names": case(
+        SIX,
+        "others (label): name those that are labels, as in --label-column dog,eel",
+        table("file,label,dog,eel", *(f"{n},a,1,0" for n in range(1, 7))),
     ),
-    "lists, and a separator": (
+    "lists, and a separator": case(
         cells(*['"[1, 2]"', "[2]"] * 3),
-        {"label_separator": ","},
-        ["2 labels written as a list ([1 and 1 more): write them as a;b, or add --layout table"],
+        "2 labels written as a list ([1 and 1 more): write them as a;b, or add --layout table",
+        label_separator=",",
     ),
-    "no rows": ({**SIX, "l.csv": "file,cat,dog\n"}, {}, ["l.csv has no rows: give it a line with"]),
-    "one column, and one label": (
-        {**SIX, "l.csv": table("file,cat", *(f"{n},{n % 2}" for n in range(1, 7)))},
-        {"multi_label": False},
-        ["or give its name as --label-column NAME, or give each class"],
+    "no rows": case(SIX, "l.csv has no rows: give it a line with", "file,cat,dog\n"),
+    "one column, and one label": case(
+        SIX,
+        "or give its name as --label-column NAME, or give each class",
+        table("file,cat", *(f"{n},{n % 2}" for n in range(1, 7))),
+        multi_label=False,
     ),
-    "a label without an image": (
-        {**SIX, "l.csv": HOT.replace("\n", ",0\n").replace("dog,0", "dog,eel")},
-        {},
-        ["1 class without an image that can be read, eel: remove or fill them"],
+    "a label without an image": case(
+        SIX,
+        "1 class without an image that can be read, eel: remove or fill them",
+        HOT.replace("\n", ",0\n").replace("dog,0", "dog,eel"),
     ),
-    "one label, and a cell without": (
+    "one label, and a cell without": case(
         cells("a", "a", "b", "", "b", "b"),
-        {"multi_label": False},
-        [
-            "l.csv: line 5 has an empty cell in the column 'labels': fill it, or add "
-            "--multi-label if it has no label"
-        ],
+        "l.csv: line 5 has an empty cell in the column 'labels': fill it, or add --multi-label if it has no label",
+        multi_label=False,
     ),
-    "one label in all": (
+    "one label in all": case(
         cells("a", "", "a", "", "", "a"),
-        {},
-        ["only one class, a: name at least two in l.csv (image, labels)"],
+        "only one class, a: name at least two in l.csv (image, labels)",
     ),
-    "no label": (cells("", "", "", "", "", ""), {}, ["it holds no folders"]),
-    "a column beside folders": (
-        {**CATS, "l.csv": table("file,x,y", "1,1,0", "2,0,1", "3,1,1", "4,0,0")},
-        {},
-        ["cats/1.png is cats by its folder, and l.csv (file, x, y) names it too: choose with"],
+    "no label": case(cells("", "", "", "", "", ""), "it holds no folders"),
+    "a column beside folders": case(
+        CATS,
+        "cats/1.png is cats by its folder, and l.csv (file, x, y) names it too: choose with",
+        "file,x,y\n1,1,0\n2,0,1\n3,1,1\n4,0,0\n",
     ),
-    "images that are always together": (
+    "images that are always together": case(
         cells("a b", "a b", "a c", "b c", "c", "d", header="file,label"),
-        {"label_separator": " "},
-        [
-            "1 class with too few different images of its own, d: one is needed",
-            "Add images, or name the column of l.csv (file, label) with train and test: --split-column",
-        ],
+        "1 class with too few different images of its own, d: one is needed ... Add images, "
+        "or name the column of l.csv (file, label) with train and test: --split-column",
+        label_separator=" ",
     ),
-    "a column with one label": (
-        {
-            **SIX,
-            "l.csv": HOT.replace("\n", ",0\n")
-            .replace("dog,0", "dog,eel")
-            .replace("1,0\n", "1,1\n", 1),
-        },
-        {},
-        ["of its own, eel: one", "leave it out: name the other columns as --label-column"],
+    "a column with one label": case(
+        SIX,
+        "of its own, eel: one ... leave it out: name the other columns as --label-column",
+        HOT.replace("\n", ",0\n").replace("dog,0", "dog,eel").replace("1,0\n", "1,1\n", 1),
     ),
 }
-# id: (contents, options, what the sentence says)
+# What is said is parts of the sentence.
 REFUSED = {
     **{
         f"several labels: {name}": (contents, {"multi_label": True} | options, words)
         for name, (contents, options, words) in SEVERAL_REFUSED.items()
     },
-    "ham": (
+    "ham": case(
         {**HAM, "meta.csv": HAM_TABLE},
-        {},
-        [
-            "HAM_images_part_1/ISIC_3.jpg is HAM_images_part_1 by its folder, and meta.csv "
-            "(lesion_id, image_id, dx, "
-            "age) names it too: choose with --layout folders or --label-column NAME"
-        ],
+        "HAM_images_part_1/ISIC_3.jpg is HAM_images_part_1 by its folder, and meta.csv "
+        "(lesion_id, image_id, dx, age) names it too: choose with --layout folders or "
+        "--label-column NAME",
     ),
-    "labels that differ, of the same classes": (
-        {**CATS, "l.csv": table("file,label", "1,cats", "2,dogs", "3,dogs", "4,cats")},
-        {},
-        [
-            "cats/2.png is cats by its folder, and l.csv (file, label) says dogs: choose with "
-            "--layout folders or "
-            "--layout table"
-        ],
+    "labels that differ, of the same classes": case(
+        CATS,
+        "cats/2.png is cats by its folder, and l.csv (file, label) says dogs: choose with "
+        "--layout folders or --layout table",
+        "file,label\n1,cats\n2,dogs\n3,dogs\n4,cats\n",
     ),
-    "labels by paths of another computer, beside folders": (
-        {**CATS, "l.csv": table("path,sex", *(f"Set-1/x/{path},f" for path in CATS))},
-        {},
-        ["cats/1.png is cats by its folder, and l.csv (path, sex) names it too: choose with"],
+    "labels by paths of another computer, beside folders": case(
+        CATS,
+        "cats/1.png is cats by its folder, and l.csv (path, sex) names it too: choose with",
+        table("path,sex", *(f"Set-1/x/{path},f" for path in CATS)),
     ),
-    "paths of another split": (
-        {**CATS, "l.csv": table("path,label", *(f"x/test/{path},f" for path in CATS))},
-        {"layout": "table"},
-        ["4 rows of l.csv (path, label) without an image (x/test/cats/1.png and 3 more)"],
+    "paths of another split": case(
+        CATS,
+        "4 rows of l.csv (path, label) without an image (x/test/cats/1.png and 3 more)",
+        table("path,label", *(f"x/test/{path},f" for path in CATS)),
+        layout="table",
     ),
-    "labels of other classes, beside": (
+    "labels of other classes, beside": case(
         {**CATS, "../l.csv": OTHERS},
-        {},
-        ["cats/1.png is cats by its folder, and l.csv (file, label) says x: choose with"],
+        "cats/1.png is cats by its folder, and l.csv (file, label) says x: choose with",
     ),
-    "a table without labels": (
-        {**CATS, "meta.csv": table("file,width", "1,7", "2,7", "3,8", "4,8")},
-        {},
-        ["cats/1.png is cats by its folder, and meta.csv (file, width) names it too: choose"],
+    "a table without labels": case(
+        {**CATS, "meta.csv": "file,width\n1,7\n2,7\n3,8\n4,8\n"},
+        "cats/1.png is cats by its folder, and meta.csv (file, width) names it too: choose",
     ),
-    "groups of some": (
-        {**CATS, "l.csv": table("file,label,group", "1,cats,p", "4,dogs,q")},
-        {},
-        ["2 images without a row in l.csv (file, label, group) (cats/2.png and 1 more): add a row"],
-    ),
-    "a column that is not there": (
-        {**FLAT, "l.csv": LABELS},
-        {"label_column": "dx"},
-        ["l.csv has the columns 'file', 'label', and none called 'dx' names an image's class"],
-    ),
-    "a column without a table": (
+    "groups of some": case(
         CATS,
-        {"label_column": "dx"},
-        ["no CSV here names the images: add one with the columns"],
+        "2 images without a row in l.csv (file, label, group) (cats/2.png and 1 more): add a row",
+        "file,label,group\n1,cats,p\n4,dogs,q\n",
     ),
-    "no label": (
-        {**FLAT, "l.csv": table("file,width", "1,7")},
-        {},
-        [
-            "l.csv has the columns 'file', 'width', and none names an image's class: call one "
-            "label, class, category, "
-            "target or labels, or give its name as --label-column NAME"
-        ],
+    "a column that is not there": case(
+        FLAT,
+        "l.csv has the columns 'file', 'label', and none called 'dx' names an image's class",
+        LABELS,
+        label_column="dx",
     ),
-    "one-hot columns": (
-        {**FLAT, "l.csv": table("file,cat,dog", "1,1,0", "2,0,1")},
-        {},
-        ["and none names an image's class"],
+    "a column without a table": case(
+        CATS, "no CSV here names the images: add one with the columns", label_column="dx"
     ),
-    "many columns": (
-        {**FLAT, "l.csv": table("file," + ",".join(f"c{n}" for n in range(40)), "1" + ",0" * 40)},
-        {},
-        ["has the columns 'file', 'c0', 'c1', 'c2', 'c3' and 36 more, and none"],
+    "no label": case(
+        FLAT,
+        "l.csv has the columns 'file', 'width', and none names an image's class: call one "
+        "label, class, category, target or labels, or give its name as --label-column NAME",
+        "file,width\n1,7\n",
     ),
-    "the table is chosen, and names no classes": (
-        {**CATS, "l.csv": table("file,width", "1,7", "2,7", "3,8", "4,8")},
-        {"layout": "table"},
-        ["none names an image's class: call one label"],
+    "one-hot columns": case(
+        FLAT, "and none names an image's class", "file,cat,dog\n1,1,0\n2,0,1\n"
     ),
-    "two labels": (
-        {**FLAT, "l.csv": table("file,class,label", "1,x,a", "2,x,b")},
-        {},
-        ["'class' and 'label' may each name an image's class", "--label-column NAME"],
+    "many columns": case(
+        FLAT,
+        "has the columns 'file', 'c0', 'c1', 'c2', 'c3' and 36 more, and none",
+        table("file," + ",".join(f"c{n}" for n in range(40)), "1" + ",0" * 40),
     ),
-    "windows code page": (
-        {**FLAT, "l.csv": "file,label\n1,a\n2,Käse\n".encode("cp1252")},
-        {},
-        ["l.csv: line 3 is not in UTF-8: save it as CSV in UTF-8"],
+    "the table is chosen, and names no classes": case(
+        CATS,
+        "none names an image's class: call one label",
+        "file,width\n1,7\n2,7\n3,8\n4,8\n",
+        layout="table",
     ),
-    "windows code page beside classes": (
-        {**CATS, "l.csv": "file,label\n1,a\n2,Käse\n".encode("cp1252")},
-        {},
-        ["l.csv: line 3 is not in UTF-8", "or add --layout folders"],
+    "two labels": case(
+        FLAT,
+        "'class' and 'label' may each name an image's class ... --label-column NAME",
+        "file,class,label\n1,x,a\n2,x,b\n",
     ),
-    "absolute paths that are not here": (
-        {**FLAT, "l.csv": LABELS + "C:\\x\\9.png,a\n"},
-        {},
-        [r"1 row of l.csv (file, label) without an image (C:\x\9.png): add the image"],
+    "windows code page": case(
+        FLAT,
+        "l.csv: line 3 is not in UTF-8: save it as CSV in UTF-8",
+        "file,label\n1,a\n2,Käse\n".encode("cp1252"),
     ),
-    "equal names of another computer": (
-        {
-            **pictures("x/1", "y/1", "z/2"),
-            "l.csv": table("file,label", r"C:\p\1.png,a", r"C:\p\2.png,b"),
-        },
-        {"layout": "table"},
-        ["1 row of l.csv (file, label) with several images of that name", "give the path of each"],
+    "windows code page beside classes": case(
+        CATS,
+        "l.csv: line 3 is not in UTF-8 ... or add --layout folders",
+        "file,label\n1,a\n2,Käse\n".encode("cp1252"),
     ),
-    "one of two splits": (
-        {
-            **pictures("train/1", "train/2"),
-            "l.csv": table("file,label", "test/1.png,a", "train/2.png,b"),
-        },
-        {},
-        ["1 row of l.csv (file, label) without an image (test/1.png)"],
+    "absolute paths that are not here": case(
+        FLAT,
+        "1 row of l.csv (file, label) without an image (C:\\x\\9.png): add the image",
+        LABELS + "C:\\x\\9.png,a\n",
     ),
-    "json": (
+    "equal names of another computer": case(
+        files("x/1 y/1 z/2"),
+        "1 row of l.csv (file, label) with several images of that name ... give the path of each",
+        "file,label\nC:\\p\\1.png,a\nC:\\p\\2.png,b\n",
+        layout="table",
+    ),
+    "one of two splits": case(
+        files("train/1 train/2"),
+        "1 row of l.csv (file, label) without an image (test/1.png)",
+        "file,label\ntest/1.png,a\ntrain/2.png,b\n",
+    ),
+    "json": case(
         {**FLAT, "labels.json": '{"1.png": "a"}'},
-        {},
-        ["4 images in no class", "or save the json file as a CSV with the columns file and label"],
+        "4 images in no class ... or save the json file as a CSV with the columns file and label",
     ),
-    "json beside the folder of images": (
+    "json beside the folder of images": case(
         {"images/1.png": 1, "images/2.png": 2, "labels.json": "{}"},
-        {},
-        ["only one class, images: save the json file as a CSV"],
+        "only one class, images: save the json file as a CSV",
     ),
-    "images of a split without labels": (
-        pictures("train/1", "train/2", "valid/3"),
-        {},
-        ["train: it holds no folders, but 2 images"],
+    "images of a split without labels": case(
+        files("train/1 train/2 valid/3"), "train: it holds no folders, but 2 images"
     ),
-    "two minus signs": (
-        pictures("-1/1", "-1/2", "\N{MINUS SIGN}1/3"),
-        {},
-        ["the classes '-1' and '\N{MINUS SIGN}1' differ only in case, spaces or dashes"],
+    "two minus signs": case(
+        files("-1/1 -1/2 \N{MINUS SIGN}1/3"),
+        "the classes '-1' and '\N{MINUS SIGN}1' differ only in case, spaces or dashes",
     ),
-    "case": (
+    "case": case(
         pictures("Cat/1", "Cat/2", "cat/3", "cat /4"),
-        {},
-        [
-            "the classes 'Cat', 'cat' and 'cat ' differ only in case, spaces or dashes: give them "
-            "one name, or add "
-            "--layout folders to keep them apart"
-        ],
+        "the classes 'Cat', 'cat' and 'cat ' differ only in case, spaces or dashes: give "
+        "them one name, or add --layout folders to keep them apart",
     ),
-    "dashes over splits": (
-        pictures("train/big-cat/1", "train/dog/2", "test/big_cat/3"),
-        {},
-        ["'big-cat' and 'big_cat' differ only"],
+    "dashes over splits": case(
+        files("train/big-cat/1 train/dog/2 test/big_cat/3"), "'big-cat' and 'big_cat' differ only"
     ),
-    "case in a table": (
-        {**FLAT, "l.csv": LABELS.replace("2.png,a", "2.png,A")},
-        {},
-        ["'A' and 'a' differ only", "--layout table"],
+    "case in a table": case(
+        FLAT, "'A' and 'a' differ only ... --layout table", LABELS.replace("2.png,a", "2.png,A")
     ),
-    "the classes once more": (
-        pictures("cats/1", "dogs/2", "photos/cats/1", "photos/dogs/2"),
-        {},
-        [
-            "2 folders within a class, with the name of another class (photos/cats and 1 more): "
-            "move it away, or "
-            "add --layout folders"
-        ],
+    "the classes once more": case(
+        files("cats/1 dogs/2 photos/cats/1 photos/dogs/2"),
+        "2 folders within a class, with the name of another class (photos/cats and 1 more): "
+        "move it away, or add --layout folders",
     ),
-    "the classes once more in a split": (
-        pictures("train/a/1", "train/b/2", "train/a/b/3", "test/a/4"),
-        {},
-        ["1 folder within a class, with the name of another class (a/b)"],
+    "the classes once more in a split": case(
+        files("train/a/1 train/b/2 train/a/b/3 test/a/4"),
+        "1 folder within a class, with the name of another class (a/b)",
     ),
-    "folders of images and masks": (
-        pictures("images/1", "images/2", "masks/1", "masks/2"),
-        {},
-        [
-            "2 images named like masks of others (masks/1.png and 1 more): move the masks away, or "
-            "add --layout folders"
-        ],
+    "folders of images and masks": case(
+        files("images/1 images/2 masks/1 masks/2"),
+        "2 images named like masks of others (masks/1.png and 1 more): move the masks away, or add --layout folders",
     ),
-    "masks beside images": (
-        pictures("a/1", "a/1_mask", "a/1_mask_1", "b/2", "b/2_seg.gif"),
-        {},
-        ["3 images named like masks of others (a/1_mask.png and 2 more)"],
+    "masks beside images": case(
+        files("a/1 a/1_mask a/1_mask_1 b/2 b/2_seg.gif"),
+        "3 images named like masks of others (a/1_mask.png and 2 more)",
     ),
-    "masks in each class": (
-        pictures("a/images/1", "a/masks/1", "b/images/2", "b/masks/2"),
-        {},
-        ["2 images named like masks"],
+    "masks in each class": case(
+        files("a/images/1 a/masks/1 b/images/2 b/masks/2"), "2 images named like masks"
     ),
-    "names of files without a label": (
-        pictures("cat_1", "dog_2", "7", "8"),
-        {"label_from": "(cat|dog)_"},
-        [
-            "2 images without a label (7.png and 1 more): move them away, or give a --label-from "
-            "that matches more than (cat|dog)_"
-        ],
+    "names of files without a label": case(
+        files("cat_1 dog_2 7 8"),
+        "2 images without a label (7.png and 1 more): move them away, or give a --label-from "
+        "that matches more than (cat|dog)_",
+        label_from="(cat|dog)_",
     ),
-    "names of files with one label": (
-        pictures("cat_1", "cat_2"),
-        {"label_from": "cat"},
-        ["only one class, cat: --label-from cat must find at least two"],
+    "names of files with one label": case(
+        files("cat_1 cat_2"),
+        "only one class, cat: --label-from cat must find at least two",
+        label_from="cat",
     ),
-    "names of files without any label": (
+    "names of files without any label": case(
         CATS,
-        {"label_from": "cow()|x"},
-        ["4 images without a label (cats/1.png and 3 more): move them away"],
+        "4 images without a label (cats/1.png and 3 more): move them away",
+        label_from="cow()|x",
     ),
-    "case in the names of files": (
-        pictures("Cat_1", "cat_2"),
-        {"label_from": "([Cc]at)_"},
-        ["'Cat' and 'cat' differ only", "add --layout names to keep them apart"],
+    "case in the names of files": case(
+        files("Cat_1 cat_2"),
+        "'Cat' and 'cat' differ only ... add --layout names to keep them apart",
+        label_from="([Cc]at)_",
     ),
-    "masks beside images with labels in their names": (
-        pictures("cat_1", "cat_1_mask", "dog_2"),
-        {"label_from": "([a-z]+)_"},
-        ["1 image named like masks of others", "--layout names to train on them"],
+    "masks beside images with labels in their names": case(
+        files("cat_1 cat_1_mask dog_2"),
+        "1 image named like masks of others ... --layout names to train on them",
+        label_from="([a-z]+)_",
     ),
-    "splits in one of two tables": (
+    "splits in one of two tables": case(
         {
-            **pictures("x/1", "x/2", "y/3", "y/4"),
-            "x/l.csv": table("file,label,split", "1.png,a,train", "2.png,b,test"),
-            "y/l.csv": table("file,label", "3.png,a", "4.png,b"),
+            **files("x/1 x/2 y/3 y/4"),
+            "x/l.csv": "file,label,split\n1.png,a,train\n2.png,b,test\n",
+            "y/l.csv": "file,label\n3.png,a\n4.png,b\n",
         },
-        {"layout": "table"},
-        ["give a column split or group to all of l.csv (file, label, split) and l.csv (file, lab"],
+        "give a column split or group to all of l.csv (file, label, split) and l.csv (file, lab",
+        layout="table",
     ),
-    "a column in which half of the cells name an image": (
-        {**FLAT, "l.csv": table("Foto,label", "1.png,a", "2.png,a", "8.png,c", "9.png,c")},
-        {},
-        ["2 rows of l.csv (Foto, label) without an image (8.png and 1 more)"],
+    "a column in which half of the cells name an image": case(
+        FLAT,
+        "2 rows of l.csv (Foto, label) without an image (8.png and 1 more)",
+        "Foto,label\n1.png,a\n2.png,a\n8.png,c\n9.png,c\n",
     ),
-    "a table of more images than the folder has": (
-        {**FLAT, "l.csv": table("Foto,label", *(f"{n}.png,x" for n in range(3, 31)))},
-        {},
-        ["26 rows of l.csv (Foto, label) without an image (5.png and 25 more)"],
+    "a table of more images than the folder has": case(
+        FLAT,
+        "26 rows of l.csv (Foto, label) without an image (5.png and 25 more)",
+        table("Foto,label", *(f"{n}.png,x" for n in range(3, 31))),
     ),
-    "two columns that name the images, one called id": (
-        {
-            **FLAT,
-            "l.csv": table("id,photo,label", *(f"{n},{n % 4 + 1}.png,a" for n in range(1, 5))),
-        },
-        {},
-        ["'id' and 'photo' may each name an image's file"],
+    "two columns that name the images, one called id": case(
+        FLAT,
+        "'id' and 'photo' may each name an image's file",
+        table("id,photo,label", *(f"{n},{n % 4 + 1}.png,a" for n in range(1, 5))),
     ),
-    "columns of 0 and 1 that differ": (
-        {**FLAT, "l.csv": table("file,a,b", "1.png,1,0", "1.png,0,1", "2.png,0,1", "3.png,1,1")},
-        {"multi_label": True},
-        ["1 image with rows in l.csv (file, a, b) that differ (1.png): keep one row of each"],
+    "columns of 0 and 1 that differ": case(
+        FLAT,
+        "1 image with rows in l.csv (file, a, b) that differ (1.png): keep one row of each",
+        "file,a,b\n1.png,1,0\n1.png,0,1\n2.png,0,1\n3.png,1,1\n",
+        multi_label=True,
     ),
-    "measures as labels": (
-        {
-            **pictures(*map(str, range(40))),
-            "l.csv": table("id,label", *(f"{n},{n}.5" for n in range(40))),
-        },
-        {},
-        [
-            "40 classes with too few different images of its own, 0.5, 1.5, 10.5, 11.5, 12.5 "
-            "and 35 more: one is needed to train and another to test. Add images, or name the "
-            "column of l.csv (id, label) with train and test: --split-column"
-        ],
+    "measures as labels": case(
+        pictures(*map(str, range(40))),
+        "40 classes with too few different images of its own, 0.5, 1.5, 10.5, 11.5, 12.5 and "
+        "35 more: one is needed to train and another to test. Add images, or name the column "
+        "of l.csv (id, label) with train and test: --split-column",
+        table("id,label", *(f"{n},{n}.5" for n in range(40))),
     ),
-    "two tables of labels": (
-        {**FLAT, "l.csv": LABELS, "more.csv": LABELS.replace("label", "class")},
-        {},
-        ["l.csv (file, label) and more.csv (file, class) are tables of labels: keep one"],
+    "two tables of labels": case(
+        {**FLAT, "more.csv": LABELS.replace("label", "class")},
+        "l.csv (file, label) and more.csv (file, class) are tables of labels: keep one",
+        LABELS,
     ),
-    "nothing": ({}, {}, ["it holds no folders"]),
-    "images in no class": (
-        pictures("1", "2"),
-        {},
-        ["it holds no folders, but 2 images in no class"],
+    "nothing": case({}, "it holds no folders"),
+    "images in no class": case(files("1 2"), "it holds no folders, but 2 images in no class"),
+    "a hidden class": case(files(".a/1"), "it holds no folders"),
+    "classes without images": case(
+        {**CATS, "c": None, "d/e": None}, "2 classes without an image that can be read, c, d"
     ),
-    "a hidden class": (pictures(".a/1"), {}, ["it holds no folders"]),
-    "classes without images": (
-        {**CATS, "c": None, "d/e": None},
-        {},
-        ["2 classes without an image that can be read, c, d"],
+    "a class with one image": case(
+        files("a/1 a/2 b/3"),
+        "1 class with too few different images of its own, b ... Add images, or divide the "
+        "images into folders train and test",
     ),
-    "a class with one image": (
-        pictures("a/1", "a/2", "b/3"),
-        {},
-        [
-            "1 class with too few different images of its own, b",
-            "Add images, or divide the images into folders train and test",
-        ],
-    ),
-    "copies in each class": (
+    "copies in each class": case(
         {f"{name}.png": int(name[-1]) for name in ("a/1", "a/2", "b/2", "b/3", "c/1", "c/3")},
-        {},
-        ["1 class with too few different images of its own, a"],
+        "1 class with too few different images of its own, a",
     ),
-    "a test folder without images": (
-        {**pictures("train/a/1", "train/b/2"), "test": None},
-        {},
-        ["test holds no folder"],
+    "a test folder without images": case(
+        {**files("train/a/1 train/b/2"), "test": None}, "test holds no folder"
     ),
     **{
-        " ".join(folders): (in_folders(*folders), {}, words)
-        for folders, words in (
-            (["train/a", "train/b", "val/a", "valid/a"], ["val and valid are the same split"]),
-            (
-                ["train/a", "val/a", "cars"],
-                ["the folder train is beside cars", "give it a name without"],
-            ),
-            (
-                ["seg_train/a", "seg_train/b", "seg_test/a", "seg_test/b", "seg_pred"],
-                ["seg_test is beside seg_pred"],
-            ),
-            (["trainval/a", "dev/a"], ["the folder trainval is beside dev"]),
-            (["test/a", "val/a"], ["but no train: name the folder"]),
-            (
-                ["trainA", "trainB", "testA", "testB"],
-                ["trainA and trainB are the same split", "testA and testB are"],
-            ),
-            (["Train_1", "Test_1"], ["train: it holds no folders", "If Train_1 is a class"]),
-            (["train/a", "train/b", "test1"], ["test holds no folder", "move it away"]),
-            (
-                ["train/a", "train/b", "test/a", "test/c", "test/d"],
-                ["test: 2 classes that train lacks, c, d"],
-            ),
-            (["cats"], ["only one class, cats", "at least two", "photos/other with pictures"]),
-            (["train/cats"], ["train: only one class, cats: give each of at least two a folder"]),
-            (["x/cats", "x/dogs"], ["only one class, x", "are the classes, give"]),
-        )
+        folders: case(in_folders(*folders.split()), words)
+        for folders, words in {
+            "train/a train/b val/a valid/a": "val and valid are the same split",
+            "train/a val/a cars": "the folder train is beside cars ... give it a name without",
+            "seg_train/a seg_train/b seg_test/a seg_test/b seg_pred": "seg_test is beside seg_pred",
+            "trainval/a dev/a": "the folder trainval is beside dev",
+            "test/a val/a": "but no train: name the folder",
+            "trainA trainB testA testB": "trainA and trainB are the same split ... testA and testB are",
+            "Train_1 Test_1": "train: it holds no folders ... If Train_1 is a class",
+            "train/a train/b test1": "test holds no folder ... move it away",
+            "train/a train/b test/a test/c test/d": "test: 2 classes that train lacks, c, d",
+            "cats": "only one class, cats ... at least two ... photos/other with pictures",
+            "train/cats": "train: only one class, cats: give each of at least two a folder",
+            "x/cats x/dogs": "only one class, x ... are the classes, give",
+        }.items()
     },
     **{
-        repr(text): ({**pictures("1", "2", "3"), "labels.csv": text}, {}, words)
-        for text, words in (
-            (
-                "a,b\nx,y\n",
-                [
-                    "labels.csv has the columns 'a', 'b', and none names an image's file: call one "
-                    "file, fi"
-                ],
+        repr(text): case({**files("1 2 3"), "labels.csv": text}, words)
+        for text, words in {
+            "a,b\nx,y\n": "labels.csv has the columns 'a', 'b', and none names an image's file: call one file, fi",
+            "id,image,label\n1,1,a\n": "'id' and 'image' may each name an image's file: call only one file",
+            "": "labels.csv has no rows: give it a line with the names of its columns, and then one",
+            "id,label\n1,a\n2,b\n1,b\n9,a\n": (
+                "1 row of labels.csv (id, label) without an image (9): add the image ... 1 image "
+                "with rows in ... that differ (1.png): keep one ... 1 image without a row in "
+                "labels.csv (id, label) (3.png): add a row"
             ),
-            (
-                "id,image,label\n1,1,a\n",
-                ["'id' and 'image' may each name an image's file: call only one file"],
-            ),
-            (
-                "",
-                [
-                    "labels.csv has no rows: give it a line with the names of its columns, and then one"
-                ],
-            ),
-            (
-                "id,label\n1,a\n2,b\n1,b\n9,a\n",
-                [
-                    "1 row of labels.csv (id, label) without an image (9): add the image",
-                    "1 image with rows in",
-                    "that differ (1.png): keep one",
-                    "1 image without a row in labels.csv (id, label) (3.png): add a row",
-                ],
-            ),
-            ("id,label,split\n1,a,test\n2,b,test\n3,a,test\n", ["has no split train"]),
-            (
-                "id,label,split\n1,a,A\n2,b,B\n3,a,A\n",
-                ["2 names of a split in", "(A and 1 more): call it train, val"],
-            ),
-            ('id,label\n"1,a\n', ["labels.csv cannot be read (", "save it as CSV in UTF-8"]),
-        )
+            "id,label,split\n1,a,test\n2,b,test\n3,a,test\n": "has no split train",
+            "id,label,split\n1,a,A\n2,b,B\n3,a,A\n": "2 names of a split in ... (A and 1 more): call it train, val",
+            'id,label\n"1,a\n': "labels.csv cannot be read ( ... save it as CSV in UTF-8",
+        }.items()
     },
 }
 
-# id: (contents, options, what a note says)
+# What is said is a part of a note.
 NOTED = {
-    "images beside the folders of splits and in the outer one of two": (
-        {
-            **pictures("seg_train/seg_train/a/1", "seg_train/seg_train/a/2"),
-            **pictures("seg_train/seg_train/b/3", "seg_train/seg_train/b/4", first=3),
-            **pictures("seg_test/a/5", "seg_test/b/6", "7", "seg_train/8", first=5),
-        },
-        {},
+    "images beside the folders of splits and in the outer one of two": case(
+        files(
+            "seg_train/seg_train/a/1 seg_train/seg_train/a/2 seg_train/seg_train/b/3 "
+            "seg_train/seg_train/b/4 seg_test/a/5 seg_test/b/6 7 seg_train/8"
+        ),
         "2 images in no class and not used (7.png and 1 more)",
     ),
-    "a table of splits beside that of labels": (
-        {**FLAT, "l.csv": LABELS, "splits.csv": table("file,split", "1.png,train", "2.png,test")},
-        {},
+    "a table of splits beside that of labels": case(
+        {**FLAT, "splits.csv": "file,split\n1.png,train\n2.png,test\n"},
         "not read: splits.csv has the columns 'file', 'split', and none names an image's class",
+        LABELS,
     ),
-    "a table that the layout leaves out": (
-        {**CATS, "l.csv": table("file,group", "1.png,x", "2.png,x", "3.png,y", "4.png,y")},
-        {"layout": "folders"},
+    "a table that the layout leaves out": case(
+        CATS,
         "1 table that is not read (l.csv): name its --split-column or --group-column to use it",
+        "file,group\n1.png,x\n2.png,x\n3.png,y\n4.png,y\n",
+        layout="folders",
     ),
-    "splits below another folder": (
-        {**pictures("i/train/1", "i/train/2", "i/val/3", "i/val/4"), "l.csv": LABELS},
-        {"layout": "table"},
+    "splits below another folder": case(
+        files("i/train/1 i/train/2 i/val/3 i/val/4"),
         "the folders train and val are not read as splits: give a column split, or the folder",
+        LABELS,
+        layout="table",
     ),
-    "folders of folders": (
-        pictures(
-            "insects/ants/1", "insects/bees/x/2", "birds/owls/3", "birds/gulls/4", "x/5", "x/6"
-        ),
-        {},
-        "2 classes whose images lie in folders (birds: gulls, owls and 1 more): they belong to the "
-        "class. If the folders are the classes, add --label-from '([^/]+)/[^/]+$'",
+    "folders of folders": case(
+        files("insects/ants/1 insects/bees/x/2 birds/owls/3 birds/gulls/4 x/5 x/6"),
+        "2 classes whose images lie in folders (birds: gulls, owls and 1 more): they belong "
+        "to the class. If the folders are the classes, add --label-from '([^/]+)/[^/]+$'",
     ),
-    "files without a suffix": (
+    "files without a suffix": case(
         {**CATS, "cats/one": "text", "dogs/two": "text", "dogs/c.txt": "text"},
-        {},
         "files that are not read as images: 2 without a suffix, 1 .txt",
     ),
 }
@@ -1066,23 +783,25 @@ def several(root, contents, classes=None, **options):
     return read(root, contents, {"multi_label": True} | options, classes=classes)
 
 
-def labels_of(found):
-    """Path -> labels of the examples."""
-    return {p.path: listed(p.labels) for photos in found.splits.values() for p in photos}
+def labels_of(found, splits=False):
+    """What is said of the examples, sorted: their labels, and their splits."""
+    photos = {photo for images in found.splits.values() for photo in images}
+    return sorted(
+        f"{photo.path.removesuffix('.png')}: {listed(photo.labels)}" + f" ({photo.split})" * splits
+        for photo in photos
+    )
 
 
 @pytest.mark.parametrize("name", READ)
 def test_a_layout_that_is_read(tmp_path, name):
-    contents, options, expected = READ[name]
+    contents, options, said = READ[name]
     found = read(tmp_path, contents, options)
-    if expected is None:
-        images = [path for path, content in contents.items() if isinstance(content, int)]
-        expected = {path: path.partition("/")[0] for path in images}
+    if said is None:
+        images = [path.removesuffix(".png") for path in contents if isinstance(contents[path], int)]
+        said = " | ".join(f"{path}: {path.partition('/')[0]}" for path in images)
         assert not any(" is read as " in note for note in found.notes)
-    rows = labels_of(found)
-    if any(isinstance(value, tuple) for value in expected.values()):
-        rows = {photo.path: (rows[photo.path], photo.split) for photo in found.photos}
-    assert (rows, found.manifest.problems) == (expected, ())
+    rows = labels_of(found, splits=said.endswith(")"))
+    assert (rows, found.manifest.problems) == (sorted(said.split(" | ")), ())
     assert {*found.classes} == {label for photo in found.photos for label in photo.labels}
     if found.multi_label:
         found.require_sound()
@@ -1090,22 +809,22 @@ def test_a_layout_that_is_read(tmp_path, name):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_layout_that_is_refused(tmp_path, name):
-    contents, options, words = REFUSED[name]
+    contents, options, said = REFUSED[name]
     with pytest.raises(LockstepError) as caught:
         read(tmp_path, contents, options).require_sound()
     assert caught.value.code == DATA
-    for word in words:
-        assert word in str(caught.value)
+    for words in said.split(" ... "):
+        assert words in str(caught.value)
     for option in re.findall(r"--([a-z-]+)", str(caught.value)):
         assert option.replace("-", "_") in Recipe.options
 
 
 @pytest.mark.parametrize("name", NOTED)
 def test_what_is_not_read_is_said(tmp_path, name):
-    contents, options, words = NOTED[name]
+    contents, options, said = NOTED[name]
     found = read(tmp_path, contents, options)
     assert found.manifest.problems == ()
-    assert any(words in note for note in found.notes), found.notes
+    assert any(said in note for note in found.notes), found.notes
 
 
 @pytest.mark.parametrize(
@@ -1209,7 +928,7 @@ def test_a_column_of_names_wins_by_its_name_or_a_separator(tmp_path):
     rows = table("file,label,dog", "1,a,1", "2,b,1", "3,a;b,0", "4,a,0", "5,b,0", "6,a;b,1")
     for options in ({"label_column": "label", "layout": "table"}, {"label_separator": ";"}):
         found = several(tmp_path / str(len(options)), {**SIX, "l.csv": rows}, **options)
-        assert labels_of(found.require_sound())["1.png"] == "a"
+        assert "1: a" in labels_of(found.require_sound())
 
 
 @pytest.mark.parametrize("truth", [False, True])
@@ -1221,9 +940,9 @@ def test_answers_of_a_classifier_are_no_labels(tmp_path, multi_label, truth):
     for place in ("test.csv", "../test.csv"):
         contents = {**CATS, place: answers}
         found = read(tmp_path / str(len(place)), contents, {"multi_label": multi_label})
-        assert labels_of(found.require_sound())["cats/1.png"] == "cats"
+        assert "cats/1: cats" in labels_of(found.require_sound())
     flat = {**SIX, "l.csv": HOT, "../test.csv": answers, "more.csv": answers}
-    assert labels_of(several(tmp_path / "flat", flat).require_sound()) == HOT_LABELS
+    assert labels_of(several(tmp_path / "flat", flat).require_sound()) == HOT_LABELS.split(" | ")
 
 
 def test_labels_are_rows_of_zeros_and_ones_in_the_digest(tmp_path):

@@ -36,245 +36,192 @@ DTYPES = (
 FEW = (torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64)
 
 
-def _image(t):
-    return t(1, 2, 4, 4)
-
-
 def _positions(*shape):
     return torch.arange(int(np.prod(shape))).view(shape) % 2
 
 
-# The arguments of torch.ops.aten.NAME, from t(*shape), which makes a tensor of the tried dtype.
-SHARED = (
+def of(*shape):
+    return lambda t: t(*shape)
+
+
+# A function in arguments is called with t(*shape), which makes a tensor of the tried dtype.
+NUMBER, T2, T3, T4, T23, T34, T43 = of(), of(2), of(3), of(4), of(2, 3), of(3, 4), of(4, 3)
+IMAGE, POOLED = of(1, 2, 4, 4), of(1, 2, 2, 2)
+DTYPE = lambda t: t().dtype  # noqa: E731
+# Names of torch.ops.aten -> the arguments of one call, or of several.
+CASES = {
     (
         "abs all alias any amax amin aminmax argmax argmin argsort bitwise_not ceil clone "
-        "contiguous count_nonzero "
-        "detach empty_like exp floor isfinite isinf isnan lift_fresh log logical_not max mean min "
-        "neg ones_like "
-        "reciprocal relu resolve_conj resolve_neg round rsqrt sgn sigmoid sign sqrt square squeeze "
-        "std sum tanh t "
-        "tril triu trunc unbind var zero zeros_like silu gelu",
-        [lambda t: (t(2, 3),), lambda t: (t(4, 3).t()[::2],)],
-    ),
+        "contiguous count_nonzero detach empty_like exp floor isfinite isinf isnan lift_fresh "
+        "log logical_not max mean min neg ones_like reciprocal relu resolve_conj resolve_neg "
+        "round rsqrt sgn sigmoid sign sqrt square squeeze std sum tanh t tril triu trunc unbind "
+        "var zero zeros_like silu gelu"
+    ): [(T23,), (lambda t: t(4, 3).t()[::2],)],
     (
         "__and__ __lshift__ __or__ __rshift__ __xor__ add bitwise_and bitwise_left_shift "
-        "bitwise_or "
-        "bitwise_right_shift bitwise_xor clamp_max clamp_min div eq floor_divide ge gt le "
-        "logical_and logical_or lt "
-        "maximum minimum mul ne remainder rsub sub",
-        [
-            lambda t: (t(2, 3), t(3)),
-            lambda t: (t(2, 3), torch.ones(3)),
-            lambda t: (t(3), 2),
-            lambda t: (t(), 0.5),
-            lambda t: (t(3)[:1].expand(3), torch.arange(3) + 1),
-        ],
-    ),
+        "bitwise_or bitwise_right_shift bitwise_xor clamp_max clamp_min div eq floor_divide ge "
+        "gt le logical_and logical_or lt maximum minimum mul ne remainder rsub sub"
+    ): [
+        (T23, T3),
+        (T23, torch.ones(3)),
+        (T3, 2),
+        (NUMBER, 0.5),
+        (lambda t: t(3)[:1].expand(3), torch.arange(3) + 1),
+    ],
+    "add rsub sub": [(T23, T3, {"alpha": 3}), (T3, torch.ones(3), {"alpha": 0.3})],
     (
-        "add rsub sub",
-        [lambda t: (t(2, 3), t(3), {"alpha": 3}), lambda t: (t(3), torch.ones(3), {"alpha": 0.3})],
-    ),
-    (
-        "is_same_size equal copy expand_as "
-        "sigmoid_backward tanh_backward silu_backward gelu_backward",
-        lambda t: (t(2, 3), t(2, 3)),
-    ),
-    ("reflection_pad2d replication_pad2d", lambda t: (_image(t), [1, 1, 1, 1])),
-    (
-        "reflection_pad2d_backward replication_pad2d_backward",
-        lambda t: (t(1, 2, 6, 6), _image(t), [1, 1, 1, 1]),
-    ),
-    ("avg_pool2d max_pool2d_with_indices adaptive_max_pool2d", lambda t: (_image(t), [2, 2])),
-    (
-        "_softmax _log_softmax",
-        [
-            lambda t: (t(2, 3), 1, False),
-            lambda t: (t(2, 3), 0, False),
-            lambda t: (t(), 0, False),
-            lambda t: (t(2, 0), 1, False),
-        ],
-    ),
-    (
-        "_softmax_backward_data _log_softmax_backward_data",
-        lambda t: (t(2, 3), t(2, 3), 1, t().dtype),
-    ),
-    ("movedim transpose", lambda t: (t(2, 3), 0, 1)),
-    ("narrow slice", lambda t: (t(2, 3), 1, 0, 2)),
-    ("chunk split", lambda t: (t(4), 2)),
-    ("scatter scatter_add", lambda t: (t(2, 3), 1, _positions(2, 2), t(2, 3))),
-    ("_foreach_norm _foreach_zero", lambda t: ([t(3), t(2)],)),
-    ("uniform normal", lambda t: (t(3),)),
-    ("new_empty new_ones new_zeros", lambda t: (t(2), [2, 3])),
-    ("broadcast_to expand view reshape _unsafe_view", lambda t: (t(2, 3), [2, 3])),
-    ("empty ones zeros", lambda t: ([2, 3], {"dtype": t().dtype})),
-    (
-        "_fused_adam _fused_adamw",
-        [
-            lambda t, amsgrad=amsgrad: (
-                *([t(3)] for _ in range(4)),
-                [t(3)] * amsgrad,
-                [torch.ones(())],
-                {
-                    "lr": 0.1,
-                    "beta1": 0.9,
-                    "beta2": 0.99,
-                    "weight_decay": 0.1,
-                    "eps": 1e-8,
-                    "amsgrad": amsgrad,
-                    "maximize": False,
-                },
-            )
-            for amsgrad in (False, True)
-        ],
-    ),
-)
-ONLY_ON_GPUS = {"cudnn_batch_norm", "cudnn_batch_norm_backward", "_pin_memory", "is_pinned"}
-ARGUMENTS = {
-    "_local_scalar_dense": lambda t: (t(),),
-    "sort": lambda t: (t(6),),
-    "topk": lambda t: (t(3), 2),
+        "is_same_size equal copy expand_as sigmoid_backward tanh_backward silu_backward "
+        "gelu_backward"
+    ): (T23, T23),
+    "reflection_pad2d replication_pad2d": (IMAGE, [1, 1, 1, 1]),
+    "reflection_pad2d_backward replication_pad2d_backward": (of(1, 2, 6, 6), IMAGE, [1, 1, 1, 1]),
+    "avg_pool2d max_pool2d_with_indices adaptive_max_pool2d": (IMAGE, [2, 2]),
+    "_softmax _log_softmax": [
+        (T23, 1, False),
+        (T23, 0, False),
+        (NUMBER, 0, False),
+        (of(2, 0), 1, False),
+    ],
+    "_softmax_backward_data _log_softmax_backward_data": (T23, T23, 1, DTYPE),
+    "movedim transpose": (T23, 0, 1),
+    "narrow slice": (T23, 1, 0, 2),
+    "chunk split topk": (T4, 2),
+    "scatter scatter_add": (T23, 1, _positions(2, 2), T23),
+    "_foreach_norm _foreach_zero": ([T3, T2],),
+    "uniform normal": (T3,),
+    "new_empty new_ones new_zeros": (T2, [2, 3]),
+    "broadcast_to expand view reshape _unsafe_view": (T23, [2, 3]),
+    "empty ones zeros": ([2, 3], {"dtype": DTYPE}),
+    "_fused_adam _fused_adamw": [
+        (
+            *[[T3]] * 4,
+            [T3] * amsgrad,
+            [torch.ones(())],
+            {
+                "lr": 0.1,
+                "beta1": 0.9,
+                "beta2": 0.99,
+                "weight_decay": 0.1,
+                "eps": 1e-08,
+                "amsgrad": amsgrad,
+                "maximize": False,
+            },
+        )
+        for amsgrad in (False, True)
+    ],
+    "_local_scalar_dense": (NUMBER,),
+    "sort bincount": (of(6),),
     "_foreach_add": [
-        lambda t: ([t(3), t(2)], [t(3), t(2)], {"alpha": 1}),
-        lambda t: ([t(3)], 2),
-        lambda t: ([t(3)], [t(3)]),
-        lambda t: ([t(3)], [torch.ones(3)], {"alpha": 0.3}),
+        ([T3, T2], [T3, T2], {"alpha": 1}),
+        ([T3], 2),
+        ([T3], [T3]),
+        ([T3], [torch.ones(3)], {"alpha": 0.3}),
     ],
-    "_foreach_copy": lambda t: ([t(3)], [t(3) * 0]),
-    "_foreach_mul": [lambda t: ([t(3), t(2)], 0.5), lambda t: ([t(3)], [t(3)])],
-    "native_dropout_backward": lambda t: (t(3), torch.tensor([True, False, True]), 1.25),
-    "_reshape_alias": lambda t: (t(2, 3), [3, 2], [2, 1]),
-    "_to_copy": [lambda t, d=d: (t(2, 3), {"dtype": d}) for d in DTYPES],
-    "to": lambda t: (t(2, 3), torch.float32),
-    "as_strided": lambda t: (t(2, 3), [2, 2], [3, 1]),
-    "cat": lambda t: ([t(2, 3), t(1, 3)],),
-    "stack": lambda t: ([t(2, 3), t(2, 3)],),
-    "constant_pad_nd": lambda t: (t(2, 3), [1, 2]),
-    "diagonal": lambda t: (t(3, 3),),
-    "empty_strided": lambda t: ([2, 3], [3, 1], {"dtype": t().dtype}),
-    "new_empty_strided": lambda t: (t(2), [2, 3], [3, 1]),
-    "eye": lambda t: (3, {"dtype": t().dtype}),
-    "fill": [lambda t: (t(2, 3), 2), lambda t: (t(2, 3), t())],
-    "flip": lambda t: (t(2, 3), [1]),
-    "roll": lambda t: (t(2, 3), [1], [1]),
-    "full": [lambda t: ([2], 1, {"dtype": t().dtype}), lambda t: ([2], t().sum().item())],
-    "full_like": lambda t: (t(2), 1),
-    "new_full": lambda t: (t(2), [3], 1),
-    "gather": lambda t: (t(2, 3), 1, _positions(2, 3)),
-    "im2col": lambda t: (_image(t), [2, 2], [1, 1], [0, 0], [1, 1]),
-    "index": lambda t: (t(2, 3), [_positions(4)]),
-    "index_copy": lambda t: (t(2, 3), 0, torch.tensor([1]), t(1, 3)),
-    "index_put": [
-        lambda t: (t(2, 3), [_positions(2)], t(2, 3)),
-        lambda t: (t(2, 3), [_positions(4)], t(4, 3), True),
-    ],
-    "index_select": lambda t: (t(2, 3), 1, _positions(4)),
-    "masked_fill": lambda t: (t(2, 3), torch.tensor([True, False, True]), 1),
-    "permute": lambda t: (t(2, 3), [1, 0]),
-    "promote_types": lambda t: (t().dtype, torch.float32),
-    "repeat": lambda t: (t(2, 3), [2, 1]),
-    "scalar_tensor": lambda t: (2, {"dtype": t().dtype}),
-    "select": lambda t: (t(2, 3), 1, 1),
-    "select_backward": lambda t: (t(2), [2, 3], 1, 1),
-    "slice_backward": lambda t: (t(2, 2), [2, 3], 1, 0, 2, 1),
-    "split_with_sizes": lambda t: (t(4), [1, 3]),
-    "take": lambda t: (t(2, 3), _positions(2)),
-    "unfold": lambda t: (t(6), 0, 2, 2),
-    "unsqueeze": lambda t: (t(2, 3), 1),
-    "adaptive_max_pool2d_backward": lambda t: (t(1, 2, 2, 2), _image(t), _positions(1, 2, 2, 2)),
-    "bincount": lambda t: (t(4),),
-    "clamp": lambda t: (t(2, 3), 1, 2),
-    "hardtanh": lambda t: (t(2, 3), -1, 2),
-    "hardtanh_backward": lambda t: (t(2, 3), t(2, 3), -1, 2),
-    "max_pool2d_with_indices_backward": [
-        lambda t: (
-            t(1, 2, 2, 2),
-            _image(t),
-            [2, 2],
-            [2, 2],
-            [0, 0],
-            [1, 1],
-            False,
-            _positions(1, 2, 2, 2),
-        )
-    ],
-    "threshold": lambda t: (t(2, 3), 1, 0),
-    "threshold_backward": lambda t: (t(2, 3), t(2, 3), 1),
-    "where": lambda t: (torch.tensor([True, False, True]), t(2, 3), t(3)),
-    "avg_pool2d_backward": [
-        lambda t: (t(1, 2, 2, 2), _image(t), [2, 2], [2, 2], [0, 0], False, True, None)
-    ],
-    "leaky_relu": lambda t: (t(2, 3),),
-    "leaky_relu_backward": lambda t: (t(2, 3), t(2, 3), 0.1, False),
+    "_foreach_copy": ([T3], [lambda t: t(3) * 0]),
+    "_foreach_mul": [([T3, T2], 0.5), ([T3], [T3])],
+    "native_dropout_backward": (T3, torch.tensor([True, False, True]), 1.25),
+    "_reshape_alias": (T23, [3, 2], [2, 1]),
+    "_to_copy": [(T23, {"dtype": d}) for d in DTYPES],
+    "to": (T23, torch.float32),
+    "as_strided": (T23, [2, 2], [3, 1]),
+    "cat": ([T23, of(1, 3)],),
+    "stack": ([T23, T23],),
+    "constant_pad_nd": (T23, [1, 2]),
+    "diagonal": (of(3, 3),),
+    "empty_strided": ([2, 3], [3, 1], {"dtype": DTYPE}),
+    "new_empty_strided": (T2, [2, 3], [3, 1]),
+    "eye": (3, {"dtype": DTYPE}),
+    "fill": [(T23, 2), (T23, NUMBER)],
+    "flip": (T23, [1]),
+    "roll": (T23, [1], [1]),
+    "full": [([2], 1, {"dtype": DTYPE}), ([2], lambda t: t().sum().item())],
+    "new_full": (T2, [3], 1),
+    "gather": (T23, 1, _positions(2, 3)),
+    "im2col": (IMAGE, [2, 2], [1, 1], [0, 0], [1, 1]),
+    "index": (T23, [_positions(4)]),
+    "index_copy": (T23, 0, torch.tensor([1]), of(1, 3)),
+    "index_put": [(T23, [_positions(2)], T23), (T23, [_positions(4)], T43, True)],
+    "index_select": (T23, 1, _positions(4)),
+    "masked_fill": (T23, torch.tensor([True, False, True]), 1),
+    "permute": (T23, [1, 0]),
+    "promote_types": (DTYPE, torch.float32),
+    "repeat": (T23, [2, 1]),
+    "scalar_tensor": (2, {"dtype": DTYPE}),
+    "select": (T23, 1, 1),
+    "select_backward": (T2, [2, 3], 1, 1),
+    "slice_backward": (of(2, 2), [2, 3], 1, 0, 2, 1),
+    "split_with_sizes": (T4, [1, 3]),
+    "take": (T23, _positions(2)),
+    "unfold": (of(6), 0, 2, 2),
+    "unsqueeze cumsum full_like": (T23, 1),
+    "adaptive_max_pool2d_backward": (POOLED, IMAGE, _positions(1, 2, 2, 2)),
+    "clamp": (T23, 1, 2),
+    "hardtanh": (T23, -1, 2),
+    "hardtanh_backward": (T23, T23, -1, 2),
+    "max_pool2d_with_indices_backward": (
+        POOLED,
+        IMAGE,
+        [2, 2],
+        [2, 2],
+        [0, 0],
+        [1, 1],
+        False,
+        _positions(1, 2, 2, 2),
+    ),
+    "threshold": (T23, 1, 0),
+    "threshold_backward": (T23, T23, 1),
+    "where": (torch.tensor([True, False, True]), T23, T3),
+    "avg_pool2d_backward": (POOLED, IMAGE, [2, 2], [2, 2], [0, 0], False, True, None),
+    "leaky_relu": (T23,),
+    "leaky_relu_backward": (T23, T23, 0.1, False),
     "nll_loss_forward": [
-        lambda t: (t(2, 3), _positions(2), None, 1, -100),
-        lambda t: (t(3), t()[None][0], None, 1, 9),
+        (T23, _positions(2), None, 1, -100),
+        (T3, lambda t: t()[None][0], None, 1, 9),
     ],
-    "binary_cross_entropy_with_logits": lambda t: (t(2, 3), t(2, 3), None, None, 0),
-    "nll_loss_backward": lambda t: (t(), t(2, 3), _positions(2), None, 1, -100, t()),
-    "addcmul": [
-        lambda t: (t(2, 3), t(3), t(2, 3), {"value": 2}),
-        lambda t: (t(3), torch.ones(3), t(3)),
-    ],
-    "addcdiv": lambda t: (t(2, 3), t(3), t(2, 3), {"value": 2}),
-    "lerp": [lambda t: (t(2, 3), t(2, 3), 0.25), lambda t: (t(3), torch.ones(3), 0.5)],
-    "pow": [lambda t, n=n: (t(2, 3) * -1, n) for n in (0, 1, 2, 3, 9, 10, -1, -9)]
-    + [lambda t, n=n: (t(2, 3), n) for n in (0.5, 1.5, -0.5)]
-    + [lambda t: (2, t(3)), lambda t: (t(3), t(3))],
-    "arange": lambda t: (5, {"dtype": t().dtype}),
-    "cumsum": lambda t: (t(2, 3), 1),
-    "linalg_vector_norm": [lambda t: (t(2, 3),), lambda t: (t(2, 3), 2, [1], True)],
-    "dot": [lambda t: (t(3), t(3)), lambda t: (t(3), torch.ones(3))],
-    "mm": [lambda t: (t(2, 3), t(3, 4)), lambda t: (t(2, 3), torch.ones(3, 4))],
-    "bmm": lambda t: (t(2, 2, 3), t(2, 3, 4)),
-    "addmm": [
-        lambda t: (t(4), t(2, 3), t(3, 4)),
-        lambda t: (t(4), t(2, 3), t(3, 4), {"beta": 2, "alpha": 3}),
-    ],
-    "baddbmm": lambda t: (t(2, 2, 4), t(2, 2, 3), t(2, 3, 4)),
+    "binary_cross_entropy_with_logits": (T23, T23, None, None, 0),
+    "nll_loss_backward": (NUMBER, T23, _positions(2), None, 1, -100, NUMBER),
+    "addcmul": [(T23, T3, T23, {"value": 2}), (T3, torch.ones(3), T3)],
+    "addcdiv": (T23, T3, T23, {"value": 2}),
+    "lerp": [(T23, T23, 0.25), (T3, torch.ones(3), 0.5)],
+    "pow": [(lambda t: t(2, 3) * -1, n) for n in (0, 1, 2, 3, 9, 10, -1, -9)]
+    + [(T23, n) for n in (0.5, 1.5, -0.5)]
+    + [(2, T3), (T3, T3)],
+    "arange": (5, {"dtype": DTYPE}),
+    "linalg_vector_norm": [(T23,), (T23, 2, [1], True)],
+    "dot": [(T3, T3), (T3, torch.ones(3))],
+    "mm": [(T23, T34), (T23, torch.ones(3, 4))],
+    "bmm": (of(2, 2, 3), of(2, 3, 4)),
+    "addmm": [(T4, T23, T34), (T4, T23, T34, {"beta": 2, "alpha": 3})],
+    "baddbmm": (of(2, 2, 4), of(2, 2, 3), of(2, 3, 4)),
     "convolution": [
-        lambda t: (_image(t), t(2, 2, 3, 3), t(2), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
-        lambda t: (
-            _image(t),
-            torch.ones(2, 2, 3, 3),
-            None,
-            [1, 1],
-            [1, 1],
-            [1, 1],
-            False,
-            [0, 0],
-            1,
-        ),
+        (IMAGE, of(2, 2, 3, 3), T2, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+        (IMAGE, torch.ones(2, 2, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
     ],
-    "convolution_backward": [
-        lambda t: (
-            _image(t),
-            _image(t),
-            t(2, 2, 3, 3),
-            [2],
-            *[[1, 1]] * 3,
-            False,
-            [0, 0],
-            1,
-            [True] * 3,
-        )
-    ],
+    "convolution_backward": (
+        IMAGE,
+        IMAGE,
+        of(2, 2, 3, 3),
+        [2],
+        *[[1, 1]] * 3,
+        False,
+        [0, 0],
+        1,
+        [True] * 3,
+    ),
     "native_batch_norm": [
-        lambda t, training=training: (t(4, 3), t(3), t(3), t(3), t(3), training, 0.5, 1e-5)
-        for training in (True, False)
+        (T43, T3, T3, T3, T3, training, 0.5, 1e-05) for training in (True, False)
     ],
-    "native_batch_norm_backward": [
-        lambda t: (t(4, 3), t(4, 3), t(3), t(3), t(3), t(3), t(3), True, 1e-5, [True, True, True])
-    ],
-    "_linalg_eigh": lambda t: (t(3, 3) + t(3, 3).mT,),
-    "_upsample_bilinear2d_aa": lambda t: (_image(t), [3, 5], False),
-    "_upsample_bilinear2d_aa_backward": lambda t: (t(1, 2, 3, 5), [3, 5], [1, 2, 4, 4], False),
-    "bernoulli": lambda t: (t(3), 0.5),
-    "native_dropout": [lambda t: (t(2, 3), 0.5, True), lambda t: (t(2, 3), 0.5, False)],
+    "native_batch_norm_backward": (T43, T43, T3, T3, T3, T3, T3, True, 1e-05, [True, True, True]),
+    "_linalg_eigh": (lambda t: t(3, 3) + t(3, 3).mT,),
+    "_upsample_bilinear2d_aa": (IMAGE, [3, 5], False),
+    "_upsample_bilinear2d_aa_backward": (of(1, 2, 3, 5), [3, 5], [1, 2, 4, 4], False),
+    "bernoulli": (T3, 0.5),
+    "native_dropout": [(T23, 0.5, True), (T23, 0.5, False)],
     "_fused_sgd": [
-        lambda t, maximize=maximize: (
-            [t(3)],
-            [t(3)],
-            [t(3)],
+        (
+            [T3],
+            [T3],
+            [T3],
             {
                 "weight_decay": 0.1,
                 "momentum": 0.9,
@@ -288,40 +235,21 @@ ARGUMENTS = {
         for maximize in (False, True)
     ],
 }
-SHARED += tuple(ARGUMENTS.items())
 ARGUMENTS = defaultdict(list)
-for names, cases in SHARED:
+for names, cases in CASES.items():
     for name in names.split():
-        ARGUMENTS[name] += [cases] if callable(cases) else cases
-WITHOUT_VALUES = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "uniform",
-    "normal",
-    "bernoulli",
-    "native_dropout",
-}
+        ARGUMENTS[name] += cases if isinstance(cases, list) else [cases]
+ONLY_ON_GPUS = "cudnn_batch_norm cudnn_batch_norm_backward _pin_memory is_pinned"
+WITHOUT_VALUES = (
+    "empty empty_like empty_strided new_empty new_empty_strided uniform normal bernoulli "
+    "native_dropout"
+)
 # so that torch computes nothing
-RETURNS_ITS_OPERAND = {"contiguous", "detach", "resolve_conj", "resolve_neg"}
-OF_INTEGERS = {
-    "__and__",
-    "__lshift__",
-    "__or__",
-    "__rshift__",
-    "__xor__",
-    "bincount",
-    "bitwise_and",
-    "bitwise_left_shift",
-    "bitwise_not",
-    "bitwise_or",
-    "bitwise_right_shift",
-    "bitwise_xor",
-    "cumsum",
-    "scatter_add",
-}
+RETURNS_ITS_OPERAND = "contiguous detach resolve_conj resolve_neg"
+OF_INTEGERS = (
+    "__and__ __lshift__ __or__ __rshift__ __xor__ bincount bitwise_and bitwise_left_shift "
+    "bitwise_not bitwise_or bitwise_right_shift bitwise_xor cumsum scatter_add"
+)
 
 
 def maker(dtype):
@@ -332,6 +260,17 @@ def maker(dtype):
         return (numbers / 2 if dtype.is_floating_point or dtype.is_complex else numbers).to(dtype)
 
     return t
+
+
+def made(arguments, dtype):
+    """Return arguments, with the tensors of a dtype in them."""
+    if callable(arguments):
+        return arguments(maker(dtype))
+    if isinstance(arguments, dict):
+        return {name: made(one, dtype) for name, one in arguments.items()}
+    if isinstance(arguments, list | tuple):
+        return type(arguments)(made(one, dtype) for one in arguments)
+    return copy.deepcopy(arguments)
 
 
 def flat(values):
@@ -371,21 +310,21 @@ def places(results, operands):
     return [[result == operand for operand in memory[1]] for result in memory[0]]
 
 
-def forms(name, make, dtype):
+def forms(name, case, dtype):
     """Yield an operation's names and arguments: as it is, in place, and into a tensor `out`."""
-    yield name, make(maker(dtype))
+    yield name, made(case, dtype)
     if hasattr(torch.ops.aten, f"{name}_"):
-        yield f"{name}_", make(maker(dtype))
+        yield f"{name}_", made(case, dtype)
     if dtype not in (torch.float32, torch.int64):  # Few dtypes, for time.
         return
-    right = computed(nullcontext(), name, make(maker(dtype)))
+    right = computed(nullcontext(), name, made(case, dtype))
     if isinstance(right, list) and len(right) == 1 and isinstance(right[0], torch.Tensor):
         for out in (
             torch.empty_like(right[0]),
             right[0].new_empty(0),
             torch.zeros(right[0].shape, dtype=torch.int64),
         ):
-            *positional, last = make(maker(dtype))
+            *positional, last = made(case, dtype)
             named = last if isinstance(last, dict) else {}
             yield name, (*positional, *([] if named else [last]), {**named, "out": out})
 
@@ -394,12 +333,12 @@ def forms(name, make, dtype):
 @pytest.mark.parametrize(
     "dtypes", [FEW, pytest.param(DTYPES, marks=pytest.mark.slow)], ids=["few", "all"]
 )
-@pytest.mark.parametrize("name", sorted((EXACT.keys() | PORTABLE.keys()) - ONLY_ON_GPUS))
+@pytest.mark.parametrize("name", sorted((EXACT.keys() | PORTABLE.keys()) - {*ONLY_ON_GPUS.split()}))
 def test_any_dtype_gives_what_torch_gives_or_a_named_refusal(name, dtypes):
     accepted = set()
     # Torch itself computes the operations of `EXACT`, so that every other dtype is enough.
-    for dtype, make in product(dtypes[:: 2 if name in EXACT else 1], ARGUMENTS[name]):
-        for form, arguments in forms(name, make, dtype):
+    for dtype, case in product(dtypes[:: 2 if name in EXACT else 1], ARGUMENTS[name]):
+        for form, arguments in forms(name, case, dtype):
             ours, torchs = copy.deepcopy(arguments), copy.deepcopy(arguments)
             right, found = computed(nullcontext(), form, torchs), computed(Portable(), form, ours)
             what = name, form, dtype, arguments, found, right
@@ -415,7 +354,9 @@ def test_any_dtype_gives_what_torch_gives_or_a_named_refusal(name, dtypes):
             for before, mine, theirs in zip(*map(flat, (arguments, ours, torchs)), strict=True):
                 # A result without values is whatever the memory held, by chance its old content.
                 result = any(theirs is one for one in right)
-                if isinstance(before, torch.Tensor) and not (result and name in WITHOUT_VALUES):
+                if isinstance(before, torch.Tensor) and not (
+                    result and name in WITHOUT_VALUES.split()
+                ):
                     kept = (
                         not form.endswith("_")
                         and before.shape == theirs.shape
@@ -425,12 +366,12 @@ def test_any_dtype_gives_what_torch_gives_or_a_named_refusal(name, dtypes):
             for mine, theirs in zip(found, right, strict=True):
                 if name == "_linalg_eigh":  # An eigenvector may have either sign.
                     assert is_near(mine.abs(), theirs.abs()), what
-                elif name in WITHOUT_VALUES:
+                elif name in WITHOUT_VALUES.split():
                     assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape), what
                 else:
                     assert is_near(mine, theirs), what
-    assert torch.int64 in accepted if name in OF_INTEGERS else torch.float32 in accepted
-    assert torch.complex64 not in accepted or name in RETURNS_ITS_OPERAND
+    assert torch.int64 in accepted if name in OF_INTEGERS.split() else torch.float32 in accepted
+    assert torch.complex64 not in accepted or name in RETURNS_ITS_OPERAND.split()
 
 
 def test_batch_norm_by_the_names_of_a_gpu_is_that_of_a_cpu():

@@ -74,9 +74,8 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_used(tmp_path, caplog, d
     assert len(caplog.messages) == 1
     assert "step-000000002.safetensors is damaged" in caplog.messages[0]
     damage(tmp_path / "step-000000001.safetensors")
-    with lockstep_error(r"every checkpoint in .* is damaged") as error:
+    with lockstep_error(r"every checkpoint in .* is damaged", DATA):
         statefile.newest_verified(tmp_path)
-    assert error.value.code == DATA
 
 
 @pytest.mark.parametrize("reader", ["open_to_read", "read_tensors"])
@@ -183,9 +182,8 @@ def test_an_error_is_reported_once_and_the_next_save_is_tried(
         f"could not save a checkpoint in {tmp_path}: Read-only file system. Training continues"
     )
     save(saves, state)
-    with lockstep_error("could not save") as error:
+    with lockstep_error("could not save", ENVIRONMENT):
         saves.require_saved()
-    assert error.value.code == ENVIRONMENT
     monkeypatch.undo()
     save(saves, state)
     saves.require_saved()

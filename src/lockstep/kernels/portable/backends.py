@@ -37,7 +37,7 @@ from lockstep.kernels.portable.integers import (
 
 # of products of at most 127 * 64, where one slice has its offset: below 2**24
 MOST_CONVOLUTION_TERMS = 1 << 11
-# of a high slice with a whole filter (64 * 8028) and of a low with a high one: below 2**24
+# of a high slice with a whole filter (63 * 8028) and of a low with a high one: below 2**24
 _MOST_JOINED_TERMS = 1 << 5
 # powers of two by which no sum of an int32 product leaves the range of float32
 _INSIDE = range(-64, 65)

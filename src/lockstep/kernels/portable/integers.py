@@ -26,7 +26,8 @@ Exponent = int | Tensor
 SLICED_BITS = 13  # An element is at most 0.98 * 2**13 = 8028 in magnitude, so that both slices fit.
 # of slices, whose products are at most 2**12, in a float32 sum: it is at most 2**24
 MOST_TERMS = 1 << 12
-MOST_INT32_TERMS = 1 << 18  # of pairs of such products, in an int32 sum: it is at most 2**31
+# of pairs of such products, each with an upper slice of at most 63, in an int32 sum: below 2**31
+MOST_INT32_TERMS = 1 << 18
 _NORMAL = range(-126, 128)  # exponents of the normal float32 numbers
 _FLOAT32_MOST = (2.0 - 2.0**-23) * 2.0**127
 # 0.98 in float32: of a tensor after scaling, as a share of a power of two
