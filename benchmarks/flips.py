@@ -6,21 +6,21 @@ Correct products are checked, too, and none may be reported.
 """
 
 import argparse
-import logging
 import random
 from collections import Counter
-from contextlib import ExitStack
-from typing import Any
-from unittest import mock
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import warn
+from benchmarks.common import save, warn
 from lockstep.errors import LockstepError
 from lockstep.kernels.portable import checks, products
 from lockstep.kernels.portable.backends import Backend, Geometry, Sums, Watch, backend
-from lockstep.kernels.portable.integers import Slices
+from lockstep.kernels.portable.integers import Slices, assembled
 from lockstep.messages import logger
 
 PLACES = ("first factor", "second factor", "sums")
@@ -35,9 +35,10 @@ class Faulty:
     the sums, 2.
     """
 
-    def __init__(self, real: Backend, place: int, chosen: random.Random) -> None:
-        self.real, self.place, self.chosen = real, place, chosen
-        self.factors: list[Tensor] = []
+    def __init__(
+        self, real: Backend, place: int, chosen: random.Random, factors: Sequence[Tensor]
+    ) -> None:
+        self.real, self.place, self.chosen, self.factors = real, place, chosen, factors
         self.calls = 0
         self.at = chosen.randrange(3)  # of the three products of slices
 
@@ -70,49 +71,37 @@ class Faulty:
 
 
 def flip(x: Tensor, chosen: random.Random) -> None:
-    """Flip a random bit of a random element of `x`."""
-    bits = {1: torch.int8, 4: torch.int32, 8: torch.int64}[x.element_size()]
-    element = x.view(bits)[tuple(chosen.randrange(n) for n in x.shape)]
-    element.bitwise_xor_(
-        torch.tensor(1 << chosen.randrange(7)).to(bits)
-        if bits == torch.int8
-        else torch.tensor(1 << chosen.randrange(8 * x.element_size() - 1)).to(bits)
-    )
+    """Flip a random bit of a random element of `x`, but for the sign of an integer."""
+    whole = {1: torch.int8, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    bits = 8 * x.element_size()
+    mask = torch.tensor(1 << chosen.randrange(bits - 1)).to(whole)
+    x.view(whole)[tuple(chosen.randrange(n) for n in x.shape)].bitwise_xor_(mask)
 
 
 def trial(chosen: random.Random, place: int, convolves: bool) -> str:
     """Return what comes of a flip in a random product: "found", "harmless" or "missed"."""
     generator = torch.Generator().manual_seed(chosen.randrange(1 << 30))
-
-    def slices(*shape: int) -> Tensor:
-        # as those of normal numbers are: most are small
-        numbers = torch.randn(shape, generator=generator).mul_(2000).clamp_(-8000, 8000).int()
-        low = ((numbers + 64) & 127) - 64
-        return torch.stack(((numbers - low) >> 7, low)).to(torch.int8)
-
+    compute: Callable[[], Tensor]
     if convolves:
         images, channels, side, filters, size, stride = chosen.choice(_CONVOLUTIONS)
         at = Geometry((stride, stride), (1, 1), (1, 1))
-        x, weight = (
-            Slices(slices(*shape).permute(0, 1, 4, 2, 3), 0, 0)
-            for shape in ((images, side, side, channels), (filters, size, size, channels))
-        )
-        x = Slices((x.parts + 64).view(torch.uint8), 0, 64)
-        faulty = Faulty(backend(at), place, chosen)
-        faulty.factors = [x.parts, weight.parts]
-        exact = faulty.real.convolution(x, Slices(weight.parts.clone(), 0, 0), at, 0)
-        compute: Any = lambda: checks.convolution(faulty, x, weight, at, 0)  # type: ignore[arg-type]  # noqa: E731
+        x = _slices((images, side, side, channels), generator).permute(0, 1, 4, 2, 3)
+        filter_ = _slices((filters, size, size, channels), generator).permute(0, 1, 4, 2, 3)
+        first, second = Slices((x + 64).view(torch.uint8), 0, 64), Slices(filter_, 0, 0)
+        faulty = Faulty(backend(at), place, chosen, [first.parts, second.parts])
+        exact = faulty.real.convolution(first, replace(second, parts=filter_.clone()), at, 0)
+        compute = partial(checks.convolution, faulty, first, second, at, 0)  # type: ignore[arg-type]
     else:
         rows, terms, columns = chosen.choice(_MATRICES)
-        a, b = slices(rows, terms), slices(terms, columns)
-        faulty = Faulty(backend(), place, chosen)
-        faulty.factors = [a, b]
-        exact = torch.stack(products._product(a.clone(), b.clone()))
-        compute = lambda: torch.stack(products._product(a, b))  # noqa: E731
-    with ExitStack() as stack:
-        stack.enter_context(checks.checked(True))
-        stack.enter_context(mock.patch.object(products, "multiplier", return_value=faulty))
-        warned = stack.enter_context(mock.patch.object(logger, "warning"))
+        a, b = _slices((rows, terms), generator), _slices((terms, columns), generator)
+        faulty = Faulty(backend(), place, chosen, [a, b])
+        exact = assembled(*products._product(a.clone(), b.clone()), 0)
+        compute = lambda: assembled(*products._product(a, b), 0)  # noqa: E731
+    with (
+        checks.checked(True),
+        patch.object(products, "multiplier", return_value=faulty),
+        patch.object(logger, "warning") as warned,
+    ):
         try:
             result = compute()
         except LockstepError:
@@ -122,32 +111,45 @@ def trial(chosen: random.Random, place: int, convolves: bool) -> str:
     return "harmless" if torch.equal(result, exact) else "missed"
 
 
-def clean(chosen: random.Random, count: int) -> int:
-    """Return how many of `count` correct products are reported."""
-    reported = 0
-    with mock.patch.object(logger, "warning") as warned, checks.checked(True):
+def _slices(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return slices of normal numbers, int8 [2, *shape]: most are small."""
+    numbers = torch.randn(shape, generator=generator).mul_(2000).clamp_(-8000, 8000).int()
+    low = ((numbers + 64) & 127) - 64
+    return torch.stack(((numbers - low) >> 7, low)).to(torch.int8)
+
+
+def reported(count: int) -> int:
+    """Return how many of `count` correct products of random small matrices are reported."""
+    found = 0
+    with patch.object(logger, "warning") as warned, checks.checked(True):
         for _ in range(count):
-            a, b = (torch.randn(shape) for shape in ((8, 24), (24, 6)))
+            a, b = torch.randn(2, 8, 8)
             products.matmul(a, b)
-            reported += warned.called
-            warned.reset_mock()
-    return reported
+            found += warned.called
+    return found
 
 
 def main() -> None:
     warn()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--flips", type=int, default=10000)
+    parser.add_argument("--flips", type=int, default=10_000)
+    parser.add_argument("--clean", type=int, default=1_000_000)
     options = parser.parse_args()
+    torch.set_num_threads(1)
     chosen = random.Random(0)
-    logger.setLevel(logging.ERROR)
-    print(
-        {
-            (p, c): Counter(trial(chosen, p, c) for _ in range(options.flips // 6))
-            for p in range(3)
-            for c in (False, True)
-        }
-    )
+    rows = []
+    for convolves, what in enumerate(("product of matrices", "convolution")):
+        for place, where in enumerate(PLACES):
+            count = options.flips // (2 * len(PLACES))
+            found = Counter(trial(chosen, place, bool(convolves)) for _ in range(count))
+            share = found["found"] / max(1, count - found["harmless"])
+            rows.append([f"{what}, {where}", count, found["harmless"], f"{share:.2%}"])
+    wrong = reported(options.clean)
+    rows.append(["correct products", options.clean, options.clean - wrong, f"{wrong} reported"])
+    head = ["flipped bits in", "products", "harmless", "found"]
+    save("flips", {"table": {"head": head, "rows": rows}})
+    for row in rows:
+        print(*row, sep="  ")
 
 
 if __name__ == "__main__":
