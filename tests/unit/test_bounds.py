@@ -207,22 +207,21 @@ def test_a_sum_of_the_largest_elements_is_exact(n):
             (sums.total if len(shape) == 1 else sums.column_sums)(torch.zeros(()).expand(shape))
 
 
-def odd(terms, bits, *, squared=False):
-    """Return the largest elements before their scale, the last one such that their sum, or that of their
-    squares, is odd; and this sum.
+def odd(terms, bits, power):
+    """Return the largest elements before their scale, and the sum of these powers of their integers. The last
+    element makes it odd, and would make that of more bits odd, too.
     """
     q = largest(bits)
-    last = q - (terms * q + 1) % 2
+    last = q - 1 - terms * q % 2
     x = torch.full((terms,), integers._LARGEST, dtype=torch.float64)
-    x[-1] = last / 2.0**bits if last < q else integers._LARGEST
-    power = 1 + squared
+    x[-1] = (last + 0.375) / 2.0**bits
     return x, (terms - 1) * q**power + last**power
 
 
 @pytest.mark.parametrize("digits", range(1, 19))
 def test_a_small_matrix_product_of_the_largest_integers_is_exact(digits):
     bits = min(24, (53 - digits) // 2)
-    x, expected = odd(2**digits - 1, bits, squared=True)
+    x, expected = odd(2**digits - 1, bits, 2)
     assert int(products._float64_product(x[None], x[:, None]) * 2.0 ** (2 * bits)) == expected
     assert expected < 2**53
 
@@ -230,6 +229,6 @@ def test_a_small_matrix_product_of_the_largest_integers_is_exact(digits):
 @pytest.mark.parametrize("channels", [1, 9, 16, 17, 64])
 def test_a_sum_over_a_window_of_the_largest_elements_is_exact(channels):
     bits = min(20, 24 - (channels - 1).bit_length())
-    x, expected = odd(channels, bits)
+    x, expected = odd(channels, bits, 1)
     y = sums.neighbours(x.float().view(1, -1, 1, 1), torch.ones(channels, channels, 1, 1))
     assert (y * 2.0**bits).unique().tolist() == [expected]
