@@ -79,8 +79,8 @@ def test_small_products_have_checksums_too():
     for one, bit in zip(wrong, (1.0, 2.0, 0.0), strict=True):
         one[2, 3] += bit
     with lockstep_error("was wrong twice"):
-        checks.exact(a, b, iter(wrong[:2]).__next__)
-    assert torch.equal(checks.exact(a, b, iter([wrong[0], wrong[2]]).__next__), wrong[2])
+        checks.exact((a, b), iter(wrong[:2]).__next__)
+    assert torch.equal(checks.exact((a, b), iter([wrong[0], wrong[2]]).__next__), wrong[2])
 
 
 def test_a_factor_that_changes_ends_the_run():

@@ -80,10 +80,11 @@ def product(
     return _certain("product", a[0].shape, b[0].shape, expected, compute, found)
 
 
-def exact(a: Tensor, b: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-    """Return what `compute` returns, the product of integers in float64 `a` [..., M, K] and `b`
-    [..., K, N], once its checksum is right.
+def exact(factors: Sequence[Tensor], compute: Callable[[], Tensor]) -> Tensor:
+    """Return what `compute` returns, the product of the two `factors`, integers in float64 [..., M,
+    K] and [..., K, N], once its checksum is right.
     """
+    a, b = factors
     weights = _weights(b)
 
     def found(result: Tensor) -> Tensor:
@@ -197,5 +198,5 @@ def _total(rows: Tensor, bound: int) -> Tensor:
     # So many rows have an exact sum in float32.
     most = (1 << _EXACT_BITS) // (64 * bound + 1)
     together = math.gcd(len(rows), 1 << max(0, most.bit_length() - 1))
-    ones = rows.new_ones(1, together)
-    return (ones @ rows.unflatten(0, (-1, together))).double().sum((0, 1))
+    groups = rows.reshape(-1, together, rows.shape[1])
+    return torch.matmul(rows.new_ones(1, together), groups).double().sum((0, 1))

@@ -140,7 +140,7 @@ def _float64_product(a: Tensor, b: Tensor) -> Tensor:
         scale = scale - exponent
     # A sum that is -0 becomes 0.
     compute = partial(torch.matmul, *factors)
-    result = checks.exact(*factors, compute) if checks.is_active() else compute()
+    result = checks.exact(factors, compute) if checks.is_active() else compute()
     result.mul_(power_of_two(scale)).add_(0.0)
     return result if a.dtype == torch.float64 else result.float()
 
