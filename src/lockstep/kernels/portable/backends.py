@@ -169,7 +169,7 @@ class Int8:
         numbers = at.stride, at.padding, at.dilation, at.groups
         prepack = torch.ops.onednn.qconv_prepack
         packed = weight.once(
-            (part, at, offset, x.shape),
+            (part, at, offset, x.shape[1:]),
             lambda signed: prepack(
                 part(signed), torch.ones(1), 1.0, offset, *numbers, list(x.shape)
             ),

@@ -70,8 +70,11 @@ def product(
 
     def expected() -> Tensor:
         high, low = (_digits(backend.product(part, column)[:, 0], most) for part in second)
-        mixed = _joined(backend.product(first[0], low)) + _joined(backend.product(first[1], high))
-        return torch.stack((_joined(backend.product(first[0], high)), mixed))
+        from_high = backend.product(first[0], torch.cat((high, low), 1))
+        highs, lows = from_high.tensor_split(2, 1)
+        return torch.stack(
+            (_joined(highs), _joined(lows) + _joined(backend.product(first[1], high)))
+        )
 
     def found(parts: tuple[Tensor, Tensor]) -> Tensor:
         turned = [part.mT if swapped else part for part in parts]
