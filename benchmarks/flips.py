@@ -65,8 +65,11 @@ class Faulty:
             watch(sums)
 
         self.calls += 1
-        if self.calls == 2 and self.place < 2:
-            flip(self.factors[self.place], self.chosen)
+        if self.calls == 2 and self.place == 0:
+            flip(x.parts, self.chosen)
+        if self.calls == 2 and self.place == 1:  # as if in the copy that the library has made
+            weight = replace(weight, parts=weight.parts.clone())
+            flip(weight.parts, self.chosen)
         return self.real.convolution(x, weight, at, power, seen)
 
 

