@@ -23,6 +23,7 @@ _ALWAYS = (
     "data",
     "head",
     "jobs/replica.py",
+    "jobs/splits.py",
     "jobs/weights.py",
     "kernels",
     "models",

@@ -78,7 +78,10 @@ def after(phase: str, found: Callable[..., Any], if_: Callable[..., bool]) -> Ca
 def _replica(module: Any) -> None:
     module.read_splits = before("read", module.read_splits)
     module.evaluate = before("evaluation", module.evaluate)
-    module.confidence.confidence_tensors = before("finish", module.confidence.confidence_tensors)
+
+
+def _result(module: Any) -> None:
+    module.confidence_tensors = before("finish", module.confidence_tensors)
 
 
 def _agreement(module: Any) -> None:
@@ -137,6 +140,7 @@ def _supervisor(module: Any) -> None:
 
 _CHANGES: dict[str, Callable[[Any], None]] = {
     "lockstep.jobs.replica": _replica,
+    "lockstep.jobs.result": _result,
     "lockstep.jobs.agreement": _agreement,
     "lockstep.jobs.train": _train,
     "lockstep.runs.run_folder": _folder,

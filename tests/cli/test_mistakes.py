@@ -3,6 +3,7 @@ lost.
 """
 
 import json
+import shlex
 import shutil
 
 import pytest
@@ -15,126 +16,86 @@ CLEAR = "\x1b[2J"  # what clears the screen
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "words"),
+    ("line", "code", "words"),
     [
-        (["train", "digts"], USAGE, ["unknown recipe 'digts'", "digits"]),
-        (["train", "--summary-every", "-1"], USAGE, ["--summary-every"]),
+        ("train digts", USAGE, "unknown recipe 'digts' ... digits"),
+        ("train --summary-every -1", USAGE, "--summary-every"),
         (
-            ["train", "--processes", "5"],
+            "train --processes 5",
             USAGE,
-            ["5 processes need at least one tower each", "--processes 1 to 4"],
+            "5 processes need at least one tower each ... --processes 1 to 4",
         ),
-        (["train", "--model", "json:dumb"], USAGE, ["did you mean dump"]),
-        (["train", "--reduction", "allreduce"], USAGE, ["exact=false"]),
-        (["train", "--name", "../out"], USAGE, ["is not allowed", "--runs sets the parent folder"]),
+        ("train --model json:dumb", USAGE, "did you mean dump"),
+        ("train --reduction allreduce", USAGE, "exact=false"),
+        ("train --name ../out", USAGE, "is not allowed ... --runs sets the parent folder"),
         (
-            ["train", "--model", "timm:create_model"],
+            "train --model timm:create_model",
             USAGE,
-            ["is for the recipes photos and photos-tuned, not for digits", "timm.models:NAME"],
+            "is for the recipes photos and photos-tuned, not for digits ... timm.models:NAME",
         ),
         (
-            ["train", "--set", "augmentation.kind=distort"],
+            "train --set augmentation.kind=distort",
             USAGE,
-            ["crop_px 24 is larger than the images, 8x8"],
+            "crop_px 24 is larger than the images, 8x8",
         ),
-        (["train", "nofile.toml"], DATA, ["nofile.toml", "No such file"]),
-        (["trian"], USAGE, ["No such command"]),
+        ("train nofile.toml", DATA, "nofile.toml ... No such file"),
+        ("trian", USAGE, "No such command"),
         (
-            ["train", "cifar10", "--set", "flip=false"],
+            "train cifar10 --set flip=false",
             USAGE,
-            ["setting 'flip': did you mean augmentation.flip?"],
+            "setting 'flip': did you mean augmentation.flip?",
         ),
-        (["train", "--model", "nowhere/to_be.py:found"], USAGE, ["no module 'nowhere.to_be'"]),
-        (["eval", "runs/none"], DATA, ["there is no folder runs/none"]),
-        (
-            ["train", "mnist", "--data", "nowhere"],
-            DATA,
-            ["no train-images-idx3-ubyte.gz in", "nowhere"],
-        ),
-        (["train", "digits", "--data", "."], DATA, ["comes with lockstep"]),
-        (
-            ["train", "--no-portable", "--device", "cuda"],
-            ENVIRONMENT,
-            ["sees no CUDA GPU", "--device cpu"],
-        ),
-        (
-            ["train", "--runs", "/proc/none"],
-            ENVIRONMENT,
-            ["cannot write the run folder /proc/none/digits-1"],
-        ),
-        (["train", "--inline", "--processes", "2"], USAGE, ["--inline computes one process"]),
+        ("train --model nowhere/to_be.py:found", USAGE, "no module 'nowhere.to_be'"),
+        ("eval runs/none", DATA, "there is no folder runs/none"),
+        ("train mnist --data nowhere", DATA, "no train-images-idx3-ubyte.gz in ... nowhere"),
+        ("train digits --data .", DATA, "comes with lockstep"),
+        ("train --no-portable --device cuda", ENVIRONMENT, "sees no CUDA GPU ... --device cpu"),
+        ("train --runs /proc/none", ENVIRONMENT, "cannot write the run folder /proc/none/digits-1"),
+        ("train --inline --processes 2", USAGE, "--inline computes one process"),
         *(
-            (["train", "--name", name], USAGE, [f"--name {name!r} is not", "letters"])
-            for name in ("a b", ".a", CLEAR)
+            (f"train --name {name!r}", USAGE, f"--name {name!r} is not ... letters")
+            for name in ("a b", ".a")
         ),
-        (["train", "--set", "dataset=memory"], USAGE, ["data= of lockstep.train sets both"]),
-        (["train", "--init", "w.pt"], DATA, ["No such file"]),
+        (f"train --name '{CLEAR}'", USAGE, r"--name '\x1b[2J' is not ... letters"),
+        ("train --set dataset=memory", USAGE, "data= of lockstep.train sets both"),
+        ("train --init w.pt", DATA, "No such file"),
         (
-            ["eval", "RUN", "--checkpoint", "last"],
+            "eval RUN --checkpoint last",
             USAGE,
-            ["--checkpoint 'last': give best, or the number of steps"],
+            "--checkpoint 'last': give best, or the number of steps",
         ),
+        ("eval RUN --checkpoint best --watch", USAGE, "--checkpoint is for one checkpoint"),
+        ("eval RUN --watch --interval 0", USAGE, "--interval: got 0.0"),
+        ("verify RUN --from -1", USAGE, "--from"),
+        ("eval RUN --examples 356", USAGE, "--examples: got 356 ... give 1 to 355"),
+        ("eval RUN --once", USAGE, "--once needs --watch"),
+        ("eval RUN --split validation", USAGE, "no split 'validation': its splits are train, test"),
+        ("train RUN --resume --init RUN", USAGE, "leave out --init to resume"),
+        ("predict RUN", USAGE, "Missing argument"),
+        ("predict RUN https://a.org/new.png", USAGE, "https://a.org/new.png is an address"),
+        ("predict RUN x.png --checkpoint 7", USAGE, "has no such checkpoint"),
+        ("predict nothing x.png", DATA, "nothing does not exist: give the folder of a run"),
+        ("predict RUN/log.txt x.png", DATA, "is damaged, or not a file that Lockstep wrote"),
         (
-            ["eval", "RUN", "--checkpoint", "best", "--watch"],
+            "predict RUN/model.safetensors x.png --checkpoint best",
             USAGE,
-            ["--checkpoint is for one checkpoint"],
+            "--checkpoint is for runs",
         ),
-        (["eval", "RUN", "--watch", "--interval", "0"], USAGE, ["--interval: got 0.0"]),
-        (["verify", "RUN", "--from", "-1"], USAGE, ["--from"]),
-        (["eval", "RUN", "--examples", "356"], USAGE, ["--examples: got 356", "give 1 to 355"]),
-        (["eval", "RUN", "--once"], USAGE, ["--once needs --watch"]),
-        (
-            ["eval", "RUN", "--split", "validation"],
-            USAGE,
-            ["no split 'validation': its splits are train, test"],
-        ),
-        (["train", "RUN", "--resume", "--init", "RUN"], USAGE, ["leave out --init to resume"]),
-        (["predict", "RUN"], USAGE, ["Missing argument"]),
-        (
-            ["predict", "RUN", "https://a.org/new.png"],
-            USAGE,
-            ["https://a.org/new.png is an address"],
-        ),
-        (["predict", "RUN", "x.png", "--checkpoint", "7"], USAGE, ["has no such checkpoint"]),
-        (
-            ["predict", "nothing", "x.png"],
-            DATA,
-            ["nothing does not exist: give the folder of a run"],
-        ),
-        (
-            ["predict", "RUN/log.txt", "x.png"],
-            DATA,
-            ["is damaged, or not a file that Lockstep wrote"],
-        ),
-        (
-            ["predict", "RUN/model.safetensors", "x.png", "--checkpoint", "best"],
-            USAGE,
-            ["--checkpoint is for runs"],
-        ),
-        (["report", "RUN", "-o", "RUN/log.txt"], USAGE, ["exists already"]),
-        *(([each, "RUN/.."], USAGE, ["one of the runs in it"]) for each in ("train", "report")),
-        (
-            ["report", "RUN", "-o", "nowhere/r.html"],
-            ENVIRONMENT,
-            ["there is no folder", "nowhere: give"],
-        ),
-        (["report", "missing", "-o", "r.html"], DATA, ["missing"]),
-        (
-            ["export", "RUN", "-o", "d.pt2"],
-            USAGE,
-            ["d.pt2: programs know a format by the name of its file"],
-        ),
-        (["serve", "RUN", "--port", "70000"], USAGE, ["less than or equal to 65535"]),
-        (["serve", "none", "--port", "0"], DATA, ["none does not exist"]),
+        ("report RUN -o RUN/log.txt", USAGE, "exists already"),
+        *((f"{each} RUN/..", USAGE, "one of the runs in it") for each in ("train", "report")),
+        ("report RUN -o nowhere/r.html", ENVIRONMENT, "there is no folder ... nowhere: give"),
+        ("report missing -o r.html", DATA, "missing"),
+        ("export RUN -o d.pt2", USAGE, "d.pt2: programs know a format by the name of its file"),
+        ("serve RUN --port 70000", USAGE, "less than or equal to 65535"),
+        ("serve none --port 0", DATA, "none does not exist"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_one_clear_message(here, trained_once, tmp_path, args, code, words):
-    if any("RUN" in word for word in args):
+def test_one_clear_message(here, trained_once, tmp_path, line, code, words):
+    if "RUN" in line:
         path, _ = trained_once(*RUN)
-        args = [word.replace("RUN", str(path)) for word in args]
-    done = here(*args)
-    refused(done, code, *words)
+        line = line.replace("RUN", str(path))
+    done = here(*shlex.split(line))
+    refused(done, code, *words.split(" ... "))
     assert CLEAR not in done.stderr
     assert not (tmp_path / "runs").exists()
 

@@ -63,7 +63,8 @@ def _small_and_fast():
 
 
 @pytest.fixture(
-    scope="module", params=["latest", "all", pytest.param("head", marks=pytest.mark.slow)]
+    scope="module",
+    params=["latest", *(pytest.param(name, marks=pytest.mark.slow) for name in ("all", "head"))],
 )
 def case(request, tmp_path_factory, _small_and_fast):
     """A run that keeps its latest checkpoints, its chain, or a file of the layers before a head."""

@@ -270,6 +270,13 @@ class Still(Supervisor):
         return [*self._heartbeats]
 
 
+def looking(monkeypatch, seconds):
+    """Let the launcher look without a pause. By its clock, a look takes `seconds`."""
+    now = [0.0]
+    monkeypatch.setattr(supervisor, "_POLL_S", 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now.append(now[-1] + seconds) or now[-1])
+
+
 ROW = [Beat(slow=1, step=7), Beat(slow=1, step=7)]
 
 
@@ -287,9 +294,7 @@ ROW = [Beat(slow=1, step=7), Beat(slow=1, step=7)]
     ids=["hang", "slow", "moves", "ticks", "ended", "stopped"],
 )
 def test_workers_of_which_none_moves_on_hang(monkeypatch, seconds, rows, looks):
-    now = [0.0]
-    monkeypatch.setattr(supervisor, "_POLL_S", 0.0)
-    monkeypatch.setattr(time, "monotonic", lambda: now.append(now[-1] + seconds) or now[-1])
+    looking(monkeypatch, seconds)
     job = Still(*rows, world=World())
     hang = job._wait()
     assert job.looks == looks
@@ -314,9 +319,8 @@ EVALUATION = EvaluateSpec(recipe=SPEC.recipe, placement=SPEC.placement, path=SPE
 def test_a_stop_is_repeated_and_kills_only_without_work_to_save(
     monkeypatch, spec, steps, sent, killed
 ):
-    now, signals = [0.0], []
-    monkeypatch.setattr(supervisor, "_POLL_S", 0.0)
-    monkeypatch.setattr(time, "monotonic", lambda: now.append(now[-1] + 0.6) or now[-1])
+    signals = []
+    looking(monkeypatch, 0.6)
     job = Still(
         *[[Beat(moves=look, step=step) for step in steps] for look in range(17)], [], world=World()
     )
@@ -329,9 +333,7 @@ def test_a_stop_is_repeated_and_kills_only_without_work_to_save(
 
 
 def test_a_second_ctrl_c_kills_processes_that_would_save(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(supervisor, "_POLL_S", 0.0)
-    monkeypatch.setattr(time, "monotonic", lambda: now.append(now[-1] + 0.6) or now[-1])
+    looking(monkeypatch, 0.6)
     looks = [[Beat(moves=look, step=7), Beat(moves=look, step=7)] for look in range(9)]
     job = Still(*looks, [], world=World())
     monkeypatch.setattr(job, "_send", lambda number: None)

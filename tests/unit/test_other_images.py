@@ -38,14 +38,22 @@ CHANGES = {
 }
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a run on 20 bright and 20 dark images in its folder `photos`."""
+    root = tmp_path_factory.mktemp("trained")
+    data = bright_and_dark(root / "photos", 20)
+    fit_here(recipe_with("folder", CHANGES), root / "run", Placement(data=data, summary_every=0))
+    return root
+
+
 @pytest.fixture
-def run(tmp_path):
-    """A run on 20 bright and 20 dark images in the folder `photos`."""
-    recipe = recipe_with("folder", CHANGES)
-    data = bright_and_dark(tmp_path / "photos", 20)
-    path = tmp_path / "run"
-    fit_here(recipe, path, Placement(data=data, summary_every=0))
-    return path
+def run(trained, tmp_path):
+    """A copy of the run and of its images."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    environment = tmp_path / "run/environment.json"
+    environment.write_text(environment.read_text().replace(str(trained), str(tmp_path)))
+    return tmp_path / "run"
 
 
 def judged(run, data, spec=EvaluateSpec, job=evaluate):

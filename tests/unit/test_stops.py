@@ -11,9 +11,8 @@ from tests.helpers import recipe_with
 from lockstep.config.placement import Placement
 from lockstep.core.monitor import Monitor
 from lockstep.core.tower import Tower
-from lockstep.jobs import replica, train as job
+from lockstep.jobs import replica, train as job, writer
 from lockstep.jobs.context import Context
-from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.train import StoppedError, train
 from lockstep.launch.signals import StopRequest
@@ -78,7 +77,7 @@ def expected(tmp_path_factory):
             replica, "evaluate", 1, SystemExit, {"run", "stopped"}, False, marks=pytest.mark.slow
         ),
         pytest.param(
-            Replica, "model_file", 1, SystemExit, {"run", "stopped"}, True, marks=pytest.mark.slow
+            writer, "result_of", 1, SystemExit, {"run", "stopped"}, True, marks=pytest.mark.slow
         ),
         (RunFolder, "finish", 1, None, {"run"}, True),  # The result is being written.
     ],

@@ -189,7 +189,7 @@ def test_a_wait_for_process_0_is_said_with_its_reason(monkeypatch, said, process
 
 
 def test_a_program_that_does_not_answer_is_said(monkeypatch, said):
-    monkeypatch.setattr(meeting, "ANSWER_S", 3.0)
+    monkeypatch.setattr(meeting, "ANSWER_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         with pytest.raises(LockstepError):

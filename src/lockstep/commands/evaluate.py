@@ -125,7 +125,8 @@ class EvaluationRecord:
         subject = f"{self.run} after {self.step} steps{averaged}"
         what = f"{self.split} images{words_of(self.f1 is not None).exactly}"
         if self.f1:
-            rows = [scores_text(vars(self)), "", *labels_table(self.classes)]
+            of_labels = [[printable(name), *cells] for name, *cells in label_rows(self.classes)]
+            rows = [scores_text(vars(self)), "", *_aligned(of_labels)]
         else:
             rows = ["", *table_lines(self.classes, self.confusion)]
         correct = counted(self.correct, self.examples, what)
@@ -347,11 +348,6 @@ def table_lines(classes: Sequence[ClassRecord], confusion: list[list[int]]) -> l
         row = [name, str(counts["examples"]), accuracy]
         rows.append([*row, *map(str, predicted)] if columns else row)
     return _aligned(rows)
-
-
-def labels_table(classes: Sequence[ClassRecord]) -> list[str]:
-    """Return a table with a line per class, where an image has any number of labels."""
-    return _aligned([[printable(name), *cells] for name, *cells in label_rows(classes)])
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:

@@ -1,7 +1,8 @@
 """Replica: one process's data, model and state. All processes of a run hold the same."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
@@ -169,15 +170,9 @@ class Replica:
             )
         return dataset.to(self.device)
 
-    def updates(
-        self,
-        log: Log,
-        *,
-        poll_requests: Callable[[], Requests] = Requests,
-        boundary: Callable[[int], bool] = lambda updates: True,
-    ) -> Generator[Requests]:
-        """Train the state to the last step, as `core.loop.updates`. All processes call this
-        together.
+    def updates(self, log: Log, **options: Any) -> Generator[Requests]:
+        """Train the state to the last step, as `core.loop.updates` with these `options`. All
+        processes call this together.
         """
         obstacles = self.device.type == "cpu" or obstacle(self.recipe)
         return updates(
@@ -186,11 +181,10 @@ class Replica:
             Reduction(self.group, self.recipe.towers, self.placement.reduction),
             self.state,
             log,
-            poll_requests=poll_requests,
-            boundary=boundary,
             ahead=not self.group.gather(torch.tensor([int(bool(obstacles))])).any(),
             as_graph=self.placement.graphs and not self.placement.check_products,
             side_by_side=self.placement.side_by_side,
+            **options,
         )
 
     def evaluate(

@@ -47,11 +47,14 @@ class Result:
         replica: whose state has the resulting weights: after the last update.
         scores: those of the resulting weights by kind of weights, the classifier's first.
         judgement: what is true of the classifier's answers on the test set.
+        tensors, metadata: the content of model.safetensors, the file of the classifier.
     """
 
     replica: Replica
     scores: Mapping[str, Score]
     judgement: Judgement
+    tensors: Mapping[str, Tensor]
+    metadata: Record
 
     def decided(self) -> Record:
         """Return the fields of result.json that recipe and data decide. `lockstep verify` computes
@@ -170,32 +173,24 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool, device: str) -> str:
     return f"the same on any number of processes, on {kind}"
 
 
-def result_of(replica: Replica, scores: dict[str, Score], model: Mapping[str, Tensor]) -> Result:
-    """Return the result with these `scores`, as the file of the classifier answers, whose tensors
-    `model` has.
+def result_of(replica: Replica, scores: dict[str, Score]) -> Result:
+    """Return the result with these `scores`, as the file of the classifier answers.
 
-    With multi-label data, the file has its own least probability of a label that is found.
+    The file of a head can tell unfamiliar images, and that of a linear one confident answers. With
+    multi-label data, it has its own least probability of a label that is found.
     """
-    test_set = replica.test_set
-    confidence = Confidence(model, replica.recipe, replica.backbone, len(test_set.classes))
-    kind, score = next(iter(scores.items()))
-    judgement = judge(test_set, score, confidence)
-    return Result(replica, scores | {kind: judgement.score}, judgement)
-
-
-def model_file(replica: Replica) -> tuple[dict[str, Tensor], Record]:
-    """Return the tensors and the metadata of the file of the classifier.
-
-    The file of a head can tell unfamiliar images, and that of a linear one confident answers.
-    """
-    recipe, state = replica.recipe, replica.state
+    recipe, state, test_set = replica.recipe, replica.state, replica.test_set
     tensors = classifier_weights(state.state_dict())
     if replica.backbone is not None:
         tensors |= confidence_tensors(replica.bound, state, replica.train_set)
         with arithmetic(recipe.arithmetic):
             tensors |= outlier_tensors(replica.train_set)
-    return tensors, {
+    confidence = Confidence(tensors, recipe, replica.backbone, len(test_set.classes))
+    kind, score = next(iter(scores.items()))
+    judgement = judge(test_set, score, confidence)
+    metadata = {
         **replica.metadata(),
         "recipe": recipe.model_dump(mode="json"),
         "weights_sha256": state.weights_sha256(),
     }
+    return Result(replica, scores | {kind: judgement.score}, judgement, tensors, metadata)

@@ -20,7 +20,7 @@ from lockstep.files import Record, finite
 from lockstep.jobs.agreement import require_agreement, require_same_data, restore
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.result import STATED, model_file, result_of
+from lockstep.jobs.result import STATED, result_of
 from lockstep.jobs.specs import VerifySpec
 from lockstep.messages import logger
 from lockstep.runs import statefile
@@ -221,8 +221,8 @@ def _of_result(run: Run, replica: Replica, evaluations: dict[str, Score]) -> Ite
     its `evaluations`.
     """
     result, step = run.result() or {}, replica.state.step
-    tensors, metadata = model_file(replica)
-    found = finite(result_of(replica, evaluations, tensors).decided())
+    made = result_of(replica, evaluations)
+    found = finite(made.decided())
     found["loss"]["train"] = result.get("loss", {}).get("train")
     stated = ["loss.train", *(name for name in STATED.split() if name in result)]
     if last := statefile.metadata_if_valid(run.checkpoints / file_name(step)):
@@ -241,7 +241,7 @@ def _of_result(run: Run, replica: Replica, evaluations: dict[str, Score]) -> Ite
         "replayed": replayed,
         "stated": stated,
     }
-    saved = _compared(statefile.read(run.model), tensors, metadata)
+    saved = _compared(statefile.read(run.model), made.tensors, made.metadata)
     yield {"step": step, "what": "model.safetensors", **saved}
 
 

@@ -20,7 +20,7 @@ from lockstep.files import Record, open_to_write
 from lockstep.jobs.agreement import require_equal_states, require_same_data
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.result import model_file, result_of
+from lockstep.jobs.result import result_of
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import detail_lines, host_lines, placement_lines, startup_lines
 from lockstep.listeners import console
@@ -252,11 +252,10 @@ class RunWriter:
         folder.saver.require_saved()
         # To find out which answers are confident may take as long as the training.
         with self.ctx.signals_end_at_once(True):
-            tensors, metadata = model_file(replica)
             mixed = is_mixed(folder.earlier, self.identity)
-            result = result_of(replica, scores, tensors)
+            result = result_of(replica, scores)
             record = result.record(self.log, folder, self.spec.started, memory, mixed)
-        folder.finish(record, tensors, metadata)
+        folder.finish(record, result.tensors, result.metadata)
         self.log.note(*console.block(result.lines(record, folder.model)))
         return record
 

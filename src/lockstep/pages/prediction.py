@@ -5,7 +5,7 @@ does not import classify/, so this file is in pages/. A new output is a field he
 MARKS if people read it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class Prediction:
             grid over the middle square. With the bias of the class, the parts add up to the logit.
             With multi-label data float64 [n, h, w], a grid for each of `explained`. None if it was
             not asked for, or the network is not a linear head on averages over places.
+        beside: with multi-label data, the word to show beside a label of `top`: its mark, or "no".
     """
 
     source: Path | int
@@ -71,6 +72,7 @@ class Prediction:
     error: str | None = None
     probabilities: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
     evidence: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
+    beside: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def record(self) -> dict[str, object]:
         """Return the prediction as a JSON object, without arrays, which do not compare. Its keys
@@ -84,14 +86,11 @@ class Prediction:
         """Return the most probable classes with their probabilities in percent; with multi-label
         data also the mark of each, or "no" for a label that is not found.
         """
-        marks = [self._mark_beside(label) for label, _ in self.top]
         return [
             f"{label} {probability:.{digits}%}" + (f" ({mark})" if mark else "")
-            for (label, probability), mark in zip(self.top, marks, strict=True)
+            for label, probability in self.top
+            for mark in [self.beside.get(label)]
         ]
-
-    def _mark_beside(self, label: str) -> str | None:
-        return None
 
     def text(self) -> str:
         """Return the line of `lockstep predict`."""
@@ -105,36 +104,20 @@ class Prediction:
         """Return the classes that evidence is for: the labels that are found, or if none is, the
         most probable class; none if the image cannot be read.
         """
-        return self.found or (() if self.label is None else (self.label,))
+        return self.labels or (() if self.label is None else (self.label,))
 
     @property
     def found(self) -> tuple[str, ...]:
         """Return the classes that the image gets: one, or with multi-label data its labels."""
-        return () if self.label is None else (self.label,)
+        return self.explained if self.labels is None else self.labels
 
     def with_evidence(self, maps: Tensor | None) -> "Prediction":
         """Return the prediction with the class activation `maps`, float64 [n, h, w], of what is
         `explained`, if known.
         """
-        return self if maps is None else replace(self, evidence=maps[0].numpy())
-
-
-class MultiLabelPrediction(Prediction):
-    """The labels of one image."""
-
-    def _mark_beside(self, label: str) -> str | None:
-        mark = None if label in self.found else "no"
-        known = self.marks if self.marks and self.mark != "unfamiliar" else {}
-        return known.get(label, mark)
-
-    @property
-    def found(self) -> tuple[str, ...]:
-        """Return the labels, which may be none."""
-        return self.labels or ()
-
-    def with_evidence(self, maps: Tensor | None) -> Prediction:
-        """Return the prediction with all `maps`."""
-        return self if maps is None else replace(self, evidence=maps.numpy())
+        if maps is None:
+            return self
+        return replace(self, evidence=(maps[0] if self.labels is None else maps).numpy())
 
 
 def prediction_of(
@@ -160,12 +143,25 @@ def prediction_of(
     names, shares = [classes[label] for label in shown], row[shown].tolist()
     by_label = {classes[label]: mark for label, mark in found.items()}
     top_classes = tuple(zip(names, shares, strict=True))
-    first = source, names[0], ranked[0], shares[0], top_classes
+    prediction = Prediction(
+        source,
+        names[0],
+        ranked[0],
+        shares[0],
+        top_classes,
+        probabilities=row,
+    )
     if thresholds is None:
-        return Prediction(*first, mark=by_label[names[0]], probabilities=row)
+        return replace(prediction, mark=by_label[names[0]])
     marks = {label: mark for label, mark in by_label.items() if mark}
-    unlike: Mark | None = "unfamiliar" if unfamiliar else None
-    return MultiLabelPrediction(*first, tuple(by_label), unlike, marks, probabilities=row)
+    beside = {name: "no" for name in names if name not in by_label}
+    return replace(
+        prediction,
+        labels=tuple(by_label),
+        mark="unfamiliar" if unfamiliar else None,
+        marks=marks,
+        beside=beside if unfamiliar else {**beside, **marks},
+    )
 
 
 def marks_of(prediction: Prediction) -> list[str]:
