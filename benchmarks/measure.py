@@ -40,7 +40,7 @@ from benchmarks.common import (
     warn,
 )
 from benchmarks.kinds import kind, slug
-from benchmarks.million import measured as of_pictures
+from benchmarks.million import compared, measured as of_pictures
 from lockstep.config.precision import resolve
 from lockstep.data.readers import load_cifar10
 from lockstep.recipes import get_recipe
@@ -476,6 +476,15 @@ def million(call: Call) -> Figures:
     }
 
 
+def parquet(call: Call) -> Figures:
+    """Starts with WHAT pictures in Parquet files, beside those with the same pictures in a
+    folder.
+    """
+    count = int(call.what or 100_000)
+    figures = compared(call.folder, count)
+    return {f"{name}, {count:,} pictures": value for name, value in figures.items()}
+
+
 ARITHMETICS = {"portable": "--portable", "native": "--no-portable"}
 
 
@@ -500,6 +509,7 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
     "portable-cost": (portable_cost, 5),
     "portable-start": (portable_start, 5),
     "million": (million, 1),
+    "parquet": (parquet, 3),
 }
 
 
@@ -562,7 +572,7 @@ def main() -> None:
     warn()
     if options and args.case not in ("seeds", "photos", "networks", "folder"):
         parser.error(f"{args.case} takes no options after --")
-    if args.into and args.case not in ("seeds", "million"):
+    if args.into and args.case not in ("seeds", "million", "parquet"):
         parser.error(f"{args.case} takes no --into: it begins anew")
     measured, count = CASES[args.case]
     rounds: list[Figures] = []

@@ -36,6 +36,7 @@ INTERRUPTS = 5
 STEPS = 30
 EVAL_BATCH = 64  # less than `folder` has, to measure the memory that the pictures take
 _SIDE = 64
+_IN_FILE = 10_000  # rows of a Parquet file
 _OWN = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB", re.M)
 
 
@@ -64,6 +65,54 @@ def _make_class(work: tuple[Path, int, int]) -> None:
     place.mkdir(parents=True, exist_ok=True)
     for number in range(name, count, CLASSES):
         (place / f"{number:07d}.jpg").write_bytes(picture(number))
+
+
+def make_rows(folder: Path, pictures: Path) -> None:
+    """Write the `pictures` in class folders as Parquet files, as Hugging Face's datasets are."""
+    from pyarrow import array, int64, parquet, string, struct, table
+
+    names = sorted(path.name for path in pictures.iterdir() if path.is_dir())
+    paths = sorted(pictures.glob("*/*.jpg"), key=lambda path: path.name)
+    features = {"label": {"names": names, "_type": "ClassLabel"}, "image": {"_type": "Image"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    kind = struct({"bytes": "binary", "path": string()})
+    folder.mkdir(exist_ok=True)
+    for number, first in enumerate(range(0, len(paths), _IN_FILE)):
+        part = paths[first : first + _IN_FILE]
+        images = [{"bytes": path.read_bytes(), "path": path.name} for path in part]
+        labels = array([names.index(path.parent.name) for path in part], int64())
+        rows = table({"image": array(images, kind), "label": labels})
+        file = folder / f"photos-{number:05}.parquet"
+        parquet.write_table(rows.replace_schema_metadata(metadata), file, row_group_size=100)
+
+
+def compared(place: Path, count: int) -> dict[str, float]:
+    """Return the seconds to the first step of `count` pictures in a folder and in Parquet files:
+    of a first start, each with a cache of its own, and of one after it. All files are in `place`.
+    Where it has the cache of an earlier round, first starts are not measured.
+    """
+    make(place / "folder", count)
+    if not (place / "parquet").exists():
+        make_rows(place / "parquet", place / "folder")
+    fixed: list[object] = ["train", "folder", "--processes", 2, "--batch", 32, "--log-every", 1]
+    fixed += ["--set", "image_px=64", "--set", f"eval_batch={EVAL_BATCH}", "--steps", STEPS]
+    figures: dict[str, float] = {}
+    try:
+        for start in ("first start", "second start"):
+            seconds = dict[str, float]()
+            for name in ("folder", "parquet"):
+                own = place / f"own-{name}"
+                if start == "first start" and (own / "cache").exists():
+                    continue
+                program = Program(own, *fixed, "--data", place / name, "--runs", own / "runs")
+                seconds[name] = figures[f"{name}: {start}"] = program.until(" step 0,")
+                program.interrupt()
+            if len(seconds) > 1:
+                figures[f"parquet / folder, {start}"] = seconds["parquet"] / seconds["folder"]
+    finally:
+        for program in Program.begun:
+            program.kill()
+    return figures
 
 
 class Program:

@@ -56,6 +56,7 @@ PHASES = {
     "save begun": "write a checkpoint",
     "save done": "continue when a checkpoint is written",
     "evaluation": "evaluate after step 6",
+    "folds": "test each image with the heads of two folds",
     "finish": "find out which answers are confident",
     "record": "write result.json",
     "result": "print the result, when result.json is written",
@@ -154,13 +155,18 @@ class Trial:
         how = "goes on"
         if not (self._run / "result.json").is_file():
             how = self._again()
-        found = json.loads((self._run / "result.json").read_text())["weights_sha256"]
+        result = json.loads((self._run / "result.json").read_text())
+        found = result["weights_sha256"]
         if found != expected:
             raise MissError(f"sha256 {found}, expected {expected}")
+        if self._case.phase == "folds" and len(result["folds"]["each"]) != 2:
+            raise MissError(f"{result['folds']}")
         return how
 
     def _start(self, options: list[str], hook: bool) -> "subprocess.Popen[str]":
         command = [*LOCKSTEP, "train", *OPTIONS, *options]
+        if self._case.phase == "folds":
+            command += ["--folds", "2"]
         environment = {**os.environ, "XDG_CACHE_HOME": str(self._folder / "cache")}
         if hook:
             fault = "deaf" if self._deaf else self._case.fault

@@ -1,7 +1,8 @@
 """Classify images by a file of `lockstep export`, without Lockstep: python use_exported.py
-FILE.onnx IMAGE|FOLDER...
+FILE IMAGE|FOLDER...
 
-It needs numpy, Pillow and onnxruntime, and pillow-heif to read HEIC. `lockstep export` writes this
+It needs numpy, Pillow, and the runtime of the file: onnxruntime, ai-edge-litert or openvino. To
+read HEIC, it needs pillow-heif. `lockstep export` writes this
 script next to the file. It reads images by Lockstep's own code, so it sees the same pixels.
 """
 
@@ -629,14 +630,73 @@ def verdict(
     return ranked, {label: "confident" if certain[label] else "unsure" for label in found}
 
 
+"""Runtimes of exported files: each opens a file, and returns its metadata and its function.
+
+An exported file's script has a copy of this module, so it needs only NumPy and the runtime.
+"""
+
 import json
+import zipfile
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+METADATA = "lockstep"  # the name of the metadata in an exported file
+
+# images uint8 [N, H, W, C] -> probabilities [N, classes], and the similarity [N] if the file has it
+Compute: TypeAlias = Callable[[NDArray[np.uint8]], list[NDArray[np.floating]]]
+
+
+def open_onnx(file: str, threads: int = 0) -> tuple[dict[str, Any], Compute]:
+    """Open a file of ONNX with onnxruntime. It computes with `threads`, 0: with all cores."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    metadata = json.loads(session.get_modelmeta().custom_metadata_map[METADATA])
+    return metadata, lambda images: session.run(None, {"images": images})
+
+
+def open_openvino(file: str, threads: int = 0) -> tuple[dict[str, Any], Compute]:
+    """Open a file of OpenVINO, FILE.xml with FILE.bin beside it, as `open_onnx` does."""
+    import openvino
+
+    core = openvino.Core()
+    model = core.read_model(file)
+    # Some CPUs would compute in bfloat16.
+    options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+    network = core.compile_model(model, "CPU", options)
+    metadata = json.loads(model.get_rt_info([METADATA]).astype(str))
+    return metadata, lambda images: [*network(images).values()]
+
+
+def open_litert(file: str, threads: int = 0) -> tuple[dict[str, Any], Compute]:
+    """Open a file of LiteRT as `open_onnx` does. Its graph takes one image at a time."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    with zipfile.ZipFile(file) as archive:
+        metadata = json.loads(archive.read(f"{METADATA}.json"))
+    run = Interpreter(file, num_threads=threads or None).get_signature_runner()
+
+    def compute(images: NDArray[np.uint8]) -> list[NDArray[np.floating]]:
+        rows = [run(images=image[None]) for image in images]
+        return [np.concatenate([row[name] for row in rows]) for name in sorted(rows[0])]
+
+    return metadata, compute
+
+
+RUNTIMES = {".onnx": open_onnx, ".xml": open_openvino, ".tflite": open_litert}
+
+
 import re
 import sys
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 
@@ -656,9 +716,12 @@ class Exported:
     """
 
     def __init__(self, file: str) -> None:
-        """Load the file. Raises: what onnxruntime raises."""
-        self._session = onnxruntime.InferenceSession(file)
-        self.metadata = json.loads(self._session.get_modelmeta().custom_metadata_map["lockstep"])
+        """Load the file. Raises: LockstepError for a suffix of no format; what its runtime
+        raises.
+        """
+        if not (opened := RUNTIMES.get(Path(file).suffix.lower())):
+            raise LockstepError(f"give a file that ends in {', '.join(RUNTIMES)}", DATA)
+        self.metadata, self._run = opened(file)
 
     def predict(self, image: Picture) -> tuple[str, float, str | None]:
         """Return the most probable class of an image (a file, its bytes, or its pixels uint8
@@ -683,7 +746,7 @@ class Exported:
             raise LockstepError(f"give pixels uint8 [{height}, {width}, {channels}]", DATA)
         else:
             pixels = decode_image(image, Decoding(**self.metadata["decoding"]))
-        (row,), *similarity = self._session.run(None, {"images": pixels[None]})
+        (row,), *similarity = self._run(pixels[None])
         if not np.isfinite(row).all():
             raise LockstepError("the network's output is not finite", DATA)
         unfamiliar = bool(similarity) and similarity[0] < self.metadata["familiar_from"]
@@ -739,6 +802,6 @@ def main(file: str, *places: str) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        print(f"usage: python {sys.argv[0]} FILE.onnx IMAGE|FOLDER...", file=sys.stderr)
+        print(f"usage: python {sys.argv[0]} FILE IMAGE|FOLDER...", file=sys.stderr)
         sys.exit(2)
     sys.exit(main(*sys.argv[1:]))

@@ -20,7 +20,7 @@ PROGRAM = get_command(app)
 # person.
 OUTSIDE = re.compile(
     r"(\. |make|pip|uv|export|RANK=|docker|curl|tensorboard|lockstep (serve|data fetch|doctor"
-    r"|--install|.*cuda|.*--model (timm:|efficientnet)|.*--label-(separator|from)))"
+    r"|--install|.*cuda|.*--model (timm:|efficientnet)|.*--to (litert|openvino)|.*--label-(separator|from)))"
 )
 LINEAR = """from math import prod
 from torch import nn

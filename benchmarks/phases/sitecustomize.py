@@ -109,6 +109,10 @@ def _train(module: Any) -> None:
     module.open_run = before("open", module.open_run)
 
 
+def _folds(module: Any) -> None:
+    module.cross_validated = before("folds", module.cross_validated)
+
+
 def _tower(module: Any) -> None:
     def trains(*arguments: Any) -> bool:
         return len(arguments) > 4  # The probe gives fewer.
@@ -143,6 +147,7 @@ _CHANGES: dict[str, Callable[[Any], None]] = {
     "lockstep.jobs.result": _result,
     "lockstep.jobs.agreement": _agreement,
     "lockstep.jobs.train": _train,
+    "lockstep.jobs.folds": _folds,
     "lockstep.runs.run_folder": _folder,
     "lockstep.runs.saver": _saver,
     "lockstep.core.tower": _tower,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         evaluate as evaluate,
     )
     from lockstep.commands.export import ExportRecord as ExportRecord, export as export
+    from lockstep.commands.hub import PushRecord as PushRecord, push as push
     from lockstep.commands.predict import load as load
     from lockstep.commands.report import Report as Report, report as report
     from lockstep.commands.train import train as train
@@ -51,6 +52,7 @@ _NAMES = {
     "classify.classifier": ("Classifier",),
     "commands.evaluate": ("ClassRecord", "EvaluationRecord", "evaluate"),
     "commands.export": ("ExportRecord", "export"),
+    "commands.hub": ("PushRecord", "push"),
     "commands.predict": ("load",),
     "commands.report": ("Report", "report"),
     "commands.train": ("train",),

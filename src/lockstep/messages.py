@@ -16,9 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
-from lockstep.errors import printable
+from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.text import duration
 
 logger = logging.getLogger("lockstep")
@@ -52,6 +53,15 @@ def program() -> str:
 def command(*words: object) -> str:
     """Return a command of Lockstep that works in the user's shell as it is printed."""
     return f"{program()} {shlex.join(map(str, words))}"
+
+
+def require_modules(what: str, modules: Sequence[str], extra: str) -> None:
+    """Raise a LockstepError that says how to install an extra, unless the `modules` that `what`
+    needs are installed.
+    """
+    if missing := [module for module in modules if find_spec(module) is None]:
+        install = f"pip install '{DISTRIBUTION}[{extra}]'"
+        raise LockstepError(f"{what} needs {', '.join(missing)}: {install}", ENVIRONMENT)
 
 
 def _escape(record: logging.LogRecord) -> bool:

@@ -86,6 +86,17 @@ def counted(correct: int, examples: int, what: str = "") -> str:
     return f"{text}; 95% interval {cell_text(wilson_interval(correct, examples))}"
 
 
+def folds_text(folds: Mapping[str, Any]) -> str:
+    """Return what the heads of all folds answered, by the record of jobs/folds.py."""
+    words, confident = words_of("labels" in folds["confident"]), folds["confident"]
+    return (
+        f"{folds['accuracy']:.2%} ({folds['correct']:,} of {folds['examples']:,} images"
+        f"{words.exactly} in {folds['folds']} folds; 95% interval "
+        f"{cell_text(folds['accuracy_interval'])}); confident: coverage "
+        f"{cell_text(confident['coverage'])}, accuracy {cell_text(confident['accuracy'])}"
+    )
+
+
 def loss_text(loss: float | None) -> str:
     """Return a mean loss as `0.1234`; as `not finite` if it is not, or is None, as records state
     it.

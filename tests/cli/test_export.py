@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,14 +16,16 @@ import pytest
 import torch
 from PIL import Image
 from tests.conftest import NATIVE, SMALL, in_this_process
-from tests.documents import ROOT
+from tests.documents import ROOT, blocks
 from tests.helpers import lockstep_error, read_json, record_of, refused, succeeded
 from tests.images import noise
 
 import lockstep
 from lockstep.classify import export
-from lockstep.classify.export import Graph, exported, in_float32, loaded
-from lockstep.commands import export as api
+from lockstep.classify.export import Graph, exported, in_float32
+from lockstep.classify.formats import FORMATS
+from lockstep.classify.runtimes import RUNTIMES
+from lockstep.commands import export as api, shell
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
 from lockstep.jobs import splits
 from lockstep.pictures.decode import Decoding, decode_image
@@ -60,10 +63,9 @@ def picture(tmp_path_factory):
 @pytest.fixture
 def traced(written, monkeypatch):
     """The exporter gives the bytes of the written file, and not in seconds."""
-    content = written[1].read_bytes()
-    monkeypatch.setattr(
-        "lockstep.classify.export.exported", lambda *_: (content, {"opset": 20, "ir_version": 10})
-    )
+    import onnx
+
+    monkeypatch.setattr("lockstep.classify.export.exported", lambda *_: onnx.load(written[1]))
 
 
 @pytest.mark.slow
@@ -88,11 +90,11 @@ def test_the_file_classifies_as_lockstep_and_says_what_it_is(written):
         "use_exported.py",
     }
     classifier = lockstep.load(path)
-    graph, run = Graph(classifier.recipe, classifier.module), loaded(file.read_bytes())
+    graph, run = Graph(classifier.recipe, classifier.module), RUNTIMES[".onnx"](str(file))[1]
     for count in (3, 1):
         images = noise(0, count, 8, 8, 1)
         with torch.no_grad():
-            assert abs(run(images) - graph(torch.from_numpy(images)).numpy()).max() < 1e-5
+            assert abs(run(images)[0] - graph(torch.from_numpy(images)).numpy()).max() < 1e-5
 
 
 class Odd(torch.nn.Module):
@@ -114,13 +116,13 @@ def test_a_network_that_onnx_lacks_is_refused_with_its_operator(run, branch, wor
     classifier = lockstep.load(run)
     classifier.module = Odd(branch)
     with lockstep_error(f"digits cannot be exported: {words}"):
-        exported(classifier, {"classes": []})
+        exported(classifier, FORMATS["onnx"])
 
 
 def test_a_network_that_is_too_large_is_refused(run, monkeypatch):
     monkeypatch.setattr(export, "MAX_BYTES", 1000)
     with lockstep_error(r"holds less than 1 kB, and the weights take"):
-        exported(lockstep.load(run), {"classes": []})
+        exported(lockstep.load(run), FORMATS["onnx"])
 
 
 EXAMPLE = ROOT / "examples/use_exported.py"
@@ -243,6 +245,10 @@ def test_the_script_takes_the_images_of_a_folder(example, tmp_path, capsys, monk
 def test_a_set_of_operators_that_is_not_written_is_refused(here):
     done = here("export", "runs/x", "--opset", "17")
     refused(done, USAGE, "--opset 17: 18 to 25 are allowed")
+    done = here("export", "runs/x", "--opset", "18", "--to", "litert")
+    refused(done, USAGE, "--opset 18: 18 to 25 are allowed, of ONNX and OpenVINO")
+    done = here("export", "runs/x", "--to", "coreml")
+    refused(done, USAGE, "--to coreml: give one of onnx, litert, openvino")
 
 
 @pytest.mark.slow
@@ -304,7 +310,7 @@ def test_the_script_lacks_what_windows_and_few_packages_lack(example, monkeypatc
 def test_the_script_takes_pixels_where_images_are_no_squares(example):
     exported = object.__new__(example["Exported"])
     rows = [np.array([[0.25, 0.75]], np.float32)]
-    exported._session = SimpleNamespace(run=lambda names, inputs: rows)
+    exported._run = lambda images: rows
     nothing = {"thresholds": None, "confident_from": None, "familiar_from": None}
     exported.metadata = {"image_shape": [8, 12, 1], "classes": ["a", "b"], **nothing}
     assert exported.predict(np.zeros((8, 12, 1), np.uint8)) == ("b", 0.75, None)
@@ -318,6 +324,81 @@ def test_the_script_says_what_it_is_given_wrongly(example, picture, tmp_path, ca
         assert example["main"](str(file), str(picture)) == DATA
         out, err = capsys.readouterr()
         assert (out, err.count("\n"), "cannot be used" in err) == ("", 1, True)
+
+
+@pytest.fixture(scope="module", params=[*FORMATS])
+def reached(request, run, tmp_path_factory):
+    """Return (the format's name, its records of float32 and of int8), in a folder of their own."""
+    for module in FORMATS[request.param].modules:
+        pytest.importorskip(module)
+    folder = tmp_path_factory.mktemp(request.param)
+    suffix = FORMATS[request.param].suffixes[-1]
+    records = [
+        lockstep.export(run, folder / f"{name}{suffix}", to=request.param, int8=int8, force=int8)
+        for name, int8 in (("first", False), ("int8", True))
+    ]
+    return request.param, records
+
+
+@pytest.mark.slow
+def test_each_format_is_scored_by_its_own_runtime(reached, run):
+    name, (exact, int8) = reached
+    suffix = FORMATS[name].suffixes[-1]
+    assert (exact.otherwise, exact.examples, exact.calibrated) == (0, 355, None)
+    assert 0 < exact.difference < 1e-4 < int8.difference < 0.5
+    assert int8.bytes < 0.7 * exact.bytes
+    assert (int8.calibrated, int8.otherwise <= 8) == (241, True)
+    assert "loss of accuracy" in str(int8)
+    for record in (exact, int8):
+        metadata, compute = RUNTIMES[suffix](record.file)
+        stated = {each: metadata[each] for each in ("otherwise", "difference", "accuracy")}
+        assert stated == {each: getattr(record, each) for each in stated}
+        assert metadata["weights_sha256"] == record.weights_sha256
+        batch = noise(0, 3, 8, 8, 1)
+        own = in_float32(lockstep.load(run))(batch)
+        assert abs(compute(batch)[0] - own).max() <= (1e-4 if record is exact else 0.5)
+
+
+@pytest.mark.slow
+def test_a_file_of_each_format_has_the_same_bytes_each_time(reached, run, tmp_path):
+    name, (exact, _) = reached
+    again = lockstep.export(run, tmp_path / Path(exact.file).name, to=name)
+    for suffix in FORMATS[name].suffixes:
+        files = [Path(record.file).with_suffix(suffix) for record in (exact, again)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_the_program_for_a_device_answers_as_predict(reached, run, picture, tmp_path):
+    name, (exact, _) = reached
+    page = (ROOT / "docs/deploy.md").read_text()
+    program = next(
+        block.text for block in blocks(page) if block.text.startswith(f"# device_{name}.py\n")
+    )
+    assert len(program.splitlines()) <= 11  # ten below its name
+    hidden = "import sys; sys.modules |= dict.fromkeys(['lockstep', 'torch'])\n"
+    (tmp_path / "device.py").write_text(hidden + program)
+    for file in Path(exact.file).parent.iterdir():
+        shutil.copy(file, tmp_path)
+    command = [sys.executable, "device.py", str(picture)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    own = lockstep.load(run).predict(picture)
+    assert done.stdout == f"{own.label} {own.probability:.2%}\n"
+
+
+def test_a_format_without_its_packages_is_refused(run, here, monkeypatch, tmp_path):
+    monkeypatch.setattr(shell, "find_spec", lambda module: None)
+    for name, form in FORMATS.items():
+        done = here("export", run, "--to", name)
+        refused(done, ENVIRONMENT, f"pip install 'lockstep-images[{form.extra}]'")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_no_file_of_a_format_is_overwritten(run, here, tmp_path):
+    (tmp_path / "first.bin").write_text("mine")
+    done = here("export", run, "--to", "openvino", "-o", "first.xml")
+    refused(done, USAGE, "first.bin: this file exists already")
+    assert [path.name for path in tmp_path.iterdir()] == ["first.bin"]
 
 
 @pytest.mark.slow
@@ -350,13 +431,17 @@ def test_nothing_is_exported_that_differs_or_cannot_be_compared(
 
 def test_without_a_test_split_held_out_images_are_compared(trained_once, here, monkeypatch):
     run, _ = trained_once("digits", *SMALL, "--set", "held_out=20", "--steps", 2, "--processes", 1)
-    monkeypatch.setattr(
-        "lockstep.classify.export.exported",
-        lambda *_: (b"not made, which takes seconds", {"opset": 20, "ir_version": 10}),
+    form = SimpleNamespace(
+        **{
+            name: getattr(FORMATS["onnx"], name)
+            for name in ("suffixes", "extra", "modules", "title")
+        },
+        facts=lambda model: {},
+        write=lambda model, metadata, file: file.write_text("not made, which takes seconds"),
+        open=lambda *_: lambda images: [in_float32(lockstep.load(run))(images)],
     )
-    monkeypatch.setattr(
-        "lockstep.classify.export.loaded", lambda content: in_float32(lockstep.load(run))
-    )
+    monkeypatch.setattr("lockstep.classify.export.exported", lambda *_: None)
+    monkeypatch.setattr(api, "FORMATS", {"onnx": form})
     whole = splits.splits_of
     monkeypatch.setattr(splits, "splits_of", lambda *read: {"held-out": whole(*read)["held-out"]})
     record = record_of(here("export", run, "-o", "d.onnx", "--json"))

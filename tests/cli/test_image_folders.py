@@ -73,6 +73,46 @@ def test_a_folder_gives_the_same_weights_on_1_and_2_processes(program, here, tmp
     )
 
 
+@pytest.mark.slow
+def test_the_rows_of_files_give_the_weights_of_the_folder(program, here, tmp_path):
+    """As Parquet, from the Hub, and as `save_to_disk` writes it, on 1 and 2 processes."""
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("huggingface_hub")
+    from tests.hub import COMMIT, hub, of_folder, save_to_disk, write_parquet
+
+    for split, count in (("train", 20), ("test", 5)):
+        bright_and_dark(tmp_path / "folder" / split, count)
+        table = of_folder(tmp_path / "folder", split)
+        write_parquet(tmp_path / f"rows/data/{split}-0.parquet", table, row_group_size=8)
+        save_to_disk(tmp_path / "disk" / split, table)
+    options = (*SHORT, "--steps", 4, "--json")
+    one = record_of(here("train", "folder", *options))
+    assert record_of(here("train", "disk", *options))["weights_sha256"] == one["weights_sha256"]
+    two = record_of(program("train", "rows", *options, "--processes", 2))
+    assert two["weights_sha256"] == one["weights_sha256"]
+    predicted = here("predict", "runs/rows-1", "rows/data/test-0.parquet", "folder/test", "--json")
+    first, second = np.array_split([*map(json.loads, predicted.stdout.splitlines())], 2)
+    shown = [sorted(row["probability"] for row in rows) for rows in (first, second)]
+    assert shown[0] == shown[1]
+    assert first[0]["source"].startswith("rows/data/test-0.parquet, row 0/")
+    succeeded(here("report", "runs/rows-1"))
+    assert "row 0/" in (tmp_path / "runs/rows-1/report.html").read_text()
+    with hub("me/spots", tmp_path / "rows") as (address, _):
+        where = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hub")}
+        name = ("--name", "hub")
+        done = program("train", "hf://me/spots@v1", *options, *name, "--processes", 2, **where)
+    assert record_of(done)["weights_sha256"] == one["weights_sha256"]
+    (session,) = read_json(tmp_path / "runs/hub/environment.json")
+    assert session["hub"]["source"] == f"hf://me/spots@{COMMIT}"
+    assert {*session["hub"]["files"]} == {"data/train-0.parquet", "data/test-0.parquet"}
+    assert f"hf://me/spots@v1 is hf://me/spots@{COMMIT}" in done.stderr
+    succeeded(program("verify", "runs/hub", **where))  # without the server
+    again = program("train", f"hf://me/spots@{COMMIT}", *options, "--name", "again", **where)
+    assert record_of(again)["weights_sha256"] == one["weights_sha256"]
+    shutil.rmtree(tmp_path / "hub")
+    refused(here("eval", "runs/hub"), DATA, f"give --data hf://me/spots@{COMMIT}")
+
+
 def test_a_resume_needs_the_same_images_and_notes_other_decoders(here, tmp_path, monkeypatch):
     photos = bright_and_dark(tmp_path / "photos", 20)
     train = ("train", "photos", *SHORT, "--steps", 2, "--name", "a")

@@ -95,7 +95,7 @@ CASES = [
         USAGE,
         "https://a.org/photos is an address, and Lockstep reads only files on this",
     ),
-    ("train hf://datasets/x/beans", USAGE, "hf://datasets/x/beans is an address"),
+    ("train hf://beans", USAGE, "hf://beans: give hf://OWNER/NAME, hf://OWNER/NAME@REVISION, or a"),
     ("train digits --data s3://bucket/x", USAGE, "s3://bucket/x is an address"),
     (
         "train --init https://a.org/w.pt",
@@ -190,6 +190,7 @@ NAMING = {
     "serve": "serve none",
     "report": "report none",
     "export": "export none",
+    "push": "push none me/a",
     "verify": "verify none",
     "show": "show none.toml",
     "check": "data check none",

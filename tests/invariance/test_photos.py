@@ -22,6 +22,8 @@ SETTINGS = (
     1,
     "--save-every",
     50,
+    "--folds",
+    2,
     "--name",
     "a",
 )
@@ -33,43 +35,45 @@ def train(cwd, *options):
     )
 
 
-def result(process):
-    return json.loads(finished(process).splitlines()[-1])
+def bits(process):
+    """Return the SHA-256 of the head, and that of the answers of the folds."""
+    result = json.loads(finished(process).splitlines()[-1])
+    return result["weights_sha256"], result["folds"]["sha256"]
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """The SHA-256 of a run on one process; and its parent folder, which holds the photos."""
+    """The bits of a run on one process; and its parent folder, which holds the photos."""
     root = tmp_path_factory.mktemp("photos")
     # The features take seconds, so that a kill can come meanwhile.
     bright_and_dark(root / "photos", 300)
     (root / "one").mkdir()
-    return result(train(root / "one", "--processes", 1))["weights_sha256"], root
+    return bits(train(root / "one", "--processes", 1)), root
 
 
-def test_two_and_three_processes_with_and_without_their_files(expected):
-    sha256, root = expected
-    for processes in (2, 3):
+def test_two_and_four_processes_with_and_without_their_files(expected):
+    own, root = expected
+    for processes in (2, 4):
         folder = root / f"on{processes}"
         folder.mkdir()
-        assert result(train(folder, "--processes", processes))["weights_sha256"] == sha256
+        assert bits(train(folder, "--processes", processes)) == own
     again = train(root / "on2", "--processes", 3, "--name", "cached")
     out, err = again.communicate(timeout=240)
-    assert json.loads(out.splitlines()[-1])["weights_sha256"] == sha256
+    assert json.loads(out.splitlines()[-1])["weights_sha256"] == own[0]
     assert "computing the features" not in err
 
 
 def test_workers_killed_amid_the_features_are_restarted(expected):
-    sha256, root = expected
+    own, root = expected
     (root / "features").mkdir()
     process = train(root / "features", "--processes", 2)
     read_until(process.stderr, "computing the features")
     kill(process, workers_only=True)
-    assert result(process)["weights_sha256"] == sha256
+    assert bits(process) == own
 
 
 def test_a_run_killed_amid_the_head_is_resumed_on_3_processes(expected):
-    sha256, root = expected
+    own, root = expected
     (root / "head").mkdir()
     process = start(
         "train", "photos", "--data", root / "photos", *SETTINGS, "--processes", 2, cwd=root / "head"
@@ -77,9 +81,5 @@ def test_a_run_killed_amid_the_head_is_resumed_on_3_processes(expected):
     read_until(process.stdout, "step 150,")
     kill(process)
     process.communicate()
-    assert (
-        result(start("train", "runs/a", "--resume", "--processes", 3, "--json", cwd=root / "head"))[
-            "weights_sha256"
-        ]
-        == sha256
-    )
+    resumed = start("train", "runs/a", "--resume", "--processes", 3, "--json", cwd=root / "head")
+    assert bits(resumed) == own

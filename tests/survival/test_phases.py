@@ -28,6 +28,7 @@ CASES = {
     Case("save begun", "disk full", 1): "resume",
     Case("save done", "SIGTERM", 1): "resume",
     Case("evaluation", "SIGINT", 2): "resume",
+    Case("folds", "kill 0", 2): "goes on",
     Case("finish", "SIGTERM", 1): "resume",
     Case("record", "kill 0", 1): "goes on",
     Case("result", "SIGINT", 1): "goes on",

@@ -218,6 +218,7 @@ def test_public_objects_have_short_reprs(classifier, run):
     )
     export = lockstep.ExportRecord(
         "runs/first.onnx",
+        "ONNX",
         10**8,
         "use_exported.py",
         "0" * 64,
@@ -225,6 +226,8 @@ def test_public_objects_have_short_reprs(classifier, run):
         9999,
         0.9,
         0.9,
+        1.5,
+        None,
         0,
         1e-6,
         20,
@@ -293,6 +296,35 @@ def test_the_plain_module_and_preprocessing_have_one_result(classifier, run):
     assert [str(label) for label in predicted] == labels(
         classifier.predict(TEST.images[:50].numpy())
     )
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "cifar10", "photos"])
+def test_features_are_what_the_last_layer_makes_logits_of(name, model_file):
+    shape, changes = NETWORKS[name]
+    recipe = get_recipe(name).replace(**changes)
+    classifier = lockstep.load(model_file(recipe, facts={"image_shape": list(shape)}, shape=shape))
+    images = noise(1, 3, *shape).astype(np.uint8)
+    features = classifier.features(images)
+    module = classifier.module
+    last = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)][-1]
+    assert (features.dtype, features.shape) == (np.float32, (3, last.in_features))
+    with torch.no_grad():
+        logits = module(torch.stack([classifier.preprocess(image) for image in images]))
+        found = last(torch.from_numpy(features))
+    error = 0.05 if recipe.precision == "bfloat16" else 1e-3  # portable arithmetic rounds
+    assert torch.allclose(found, logits, rtol=error, atol=error * float(logits.abs().max()))
+    assert np.array_equal(classifier.features(images[1]), features[1:2])
+    assert classifier.features([]).shape == (0, last.in_features)
+
+
+def test_features_of_what_is_no_image_are_one_error(classifier, tmp_path):
+    for given, message in (
+        ([TEST.images[0], tmp_path / "none.png"], "none.png: no such file"),
+        ([b"x"], "image 0: "),
+        (3, "sources: got int: give a path"),
+    ):
+        with lockstep_error(message):
+            classifier.features(given)
 
 
 def test_run_file_and_checkpoint_are_the_same_classifier(run, tmp_path):

@@ -415,7 +415,7 @@ def run(tmp_path):
         "steps": 40,
         "ema": None,
     }
-    placement = Placement(init=weights, summary_every=0)
+    placement = Placement(init=weights, summary_every=0, folds=2)
     run = Run(tmp_path / "run")
     fit_here(recipe_of_stripes(260, 60, ["a", "b", "c"], **changes), run.path, placement)
     return run
@@ -436,6 +436,10 @@ def test_a_complete_run_is_evaluated_at_its_thresholds(run, capsys):
     known = model.tensors[THRESHOLDS]
     assert [row["threshold"] for row in result["classes"]] == known.tolist() != [0.5] * 3
     assert result["f1"]["macro"] > 0.8
+    tested = result["folds"]
+    assert tested["examples"] == 260
+    assert tested["accuracy"] > 0.4
+    assert tested["confident"]["right"] >= 0.9 * tested["confident"]["labels"] > 50
     confident = result["confident"]
     assert confident["right"] <= confident["labels"]
     assert confident["coverage"] == confident["labels"] / sum(

@@ -1,12 +1,18 @@
 """Formats of datasets that are not read: the sentence that names them."""
 
+import gzip
+import pickle
 import re
+from textwrap import dedent
+from unittest import mock
 
+import numpy as np
 import pytest
 from tests.helpers import lockstep_error
-from tests.images import lay, pictures, table
+from tests.images import lay, noise, pictures, table
 
-from lockstep.data import catalog
+import lockstep
+from lockstep.data import arrays, catalog
 from lockstep.errors import DATA, LockstepError
 from lockstep.pictures.foreign import named_format
 from lockstep.pictures.listing import require_folder
@@ -16,14 +22,16 @@ YOLO = "0 0.5 0.5 0.25 0.125\n"
 
 # What lies in place of images: name of a file, its content, what the sentence says.
 CONTAINERS = [
-    ("train/data-00000-of-00001.arrow", "", "datasets.load_from_disk"),
-    ("dataset_dict.json", "{}", "datasets.load_from_disk"),
-    ("data/train-00000-of-00001.parquet", "PAR1", "datasets.load_dataset('parquet'"),
+    ("dataset_dict.json", "{}", "a part of a Hugging Face dataset without a column of images"),
     ("emnist-letters-train-images-idx3-ubyte.gz", "", "an idx file. For MNIST itself: lockstep"),
     ("train-labels.idx1-ubyte", "", "an idx file"),
     ("cifar-10-batches-bin/data_batch_1.bin", "", "lockstep train cifar10 --data DIR"),
-    ("cifar-10-batches-py/data_batch_1", b"\x80\x02", "lockstep data fetch cifar10"),
-    ("cifar-100-python/train", b"\x80\x02}q\x01", "a pickle of Python, as CIFAR-100 has"),
+    ("cifar-10-batches-py/data_batch_1", b"\x80\x02", "lockstep data fetch cifar10, or open it in"),
+    (
+        "cifar-100-python/train",
+        b"\x80\x02}q\x01",
+        "a pickle of Python, as CIFAR-100 has: open it in",
+    ),
     ("all.PKL", "", "open it with pickle.load"),
     ("pneumonia.npz", "PK", "a file of arrays: save each image as a PNG"),
     ("images.h5", "", "lockstep.train('folder', data={'train': (images, labels)})"),
@@ -48,9 +56,6 @@ ANNOTATIONS = [
     ("Annotations/1.xml", "<?xml version='1.0'?>\n<annotation>", "a Pascal VOC annotation"),
     ("annotations/all.json", '{"info": {},\n "images": [{"id": 1}]}', "a COCO annotation"),
     ("images/1.cls", "7", "a label of a WebDataset"),
-    ("train.txt", "images/1.png 0\nimages/2.png 1\n", "a list of images and labels: save it as"),
-    ("train.txt", "1.jpg,cat\n", "a list of images and labels"),
-    ("meta/list.lst", "my cat 1.jpeg\tcat\n", "a list of images and labels"),
 ]
 
 
@@ -77,6 +82,45 @@ def test_annotations_beside_images_are_named(tmp_path, name, content, words):
     folders = {**pictures("cat/1", "cat/2", "dog/3", "dog/4"), name: content}
     if "/" not in name:  # A folder that can be trained on has no problem.
         assert not survey_folder(lay(tmp_path / "folders", folders), 0.2).problems
+
+
+def in_python(path, **names):
+    """Do the lines of Python that the sentence about a file has. Return the data that they give."""
+    given = {}
+    lines = [line for line in named_format(path).splitlines() if line.startswith("  ")]
+    assert len(lines) == 3
+    with mock.patch.object(lockstep, "train", lambda what, data: given.update(data)):
+        exec(dedent("\n".join(lines)).replace("...", "None"), names)
+    splits = {name: pair for name, pair in given.items() if pair}
+    arrays.store(splits, 32)  # as lockstep.train takes it
+    return splits
+
+
+def test_arrays_are_read_in_three_lines_of_python(tmp_path):
+    images, labels = noise(0, 8, 28, 28), np.arange(8, dtype=np.uint8) % 2
+    for name, array in (("a-images-idx3-ubyte", images), ("a-labels-idx1-ubyte.gz", labels)):
+        head = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4) for n in array.shape)
+        data = head + array.tobytes()
+        lay(tmp_path, {name: gzip.compress(data) if name.endswith("gz") else data})
+    place = tmp_path / "a-images-idx3-ubyte"
+    found = in_python(place, IMAGES=str(place), LABELS=str(tmp_path / "a-labels-idx1-ubyte.gz"))
+    assert np.array_equal(found["train"][0], images)
+    assert np.array_equal(found["train"][1], labels)
+    file = tmp_path / "pneumoniamnist.npz"
+    columns = {}
+    for split in ("train", "val", "test"):
+        columns |= {f"{split}_images": images, f"{split}_labels": labels[:, None]}
+    np.savez_compressed(file, **columns)
+    found = in_python(file, FILE=file)
+    assert [*found] == ["train", "val", "test"]
+    assert np.array_equal(found["val"][1], labels)
+    colours = noise(1, 8, 3, 32, 32)
+    for name, key in (("data_batch_1", b"labels"), ("train", b"fine_labels")):
+        batch = {b"data": colours.reshape(8, -1), key: labels.tolist()}
+        lay(tmp_path, {name: pickle.dumps(batch, protocol=2)})
+        found = in_python(tmp_path / name, TRAIN=tmp_path / name, TEST=tmp_path / name)
+        assert np.array_equal(found["test"][0], colours.transpose(0, 2, 3, 1))
+        assert np.array_equal(found["train"][1], labels)
 
 
 def test_other_files_are_not_taken_for_a_format(tmp_path):

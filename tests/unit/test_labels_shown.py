@@ -2,7 +2,6 @@
 
 import csv
 import importlib.util
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -142,13 +141,12 @@ def test_predict_eval_and_report_find_the_same_labels(run, tmp_path, monkeypatch
 
 def test_the_script_finds_the_labels_of_an_exported_file(monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location("script", ROOT / "examples/use_exported.py")
-    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", SimpleNamespace())
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     file = object.__new__(script.Exported)
     monkeypatch.setattr(script, "decode_image", lambda *_: np.zeros((8, 8, 1), np.uint8))
     outputs = [ROW.float().numpy()[None]]
-    file._session = SimpleNamespace(run=lambda *_: outputs)
+    file._run = lambda _: outputs
     file.metadata = {
         "classes": CLASSES,
         "decoding": {"image_px": 8},

@@ -6,6 +6,7 @@ image, or a text.
 """
 
 import codecs
+import json
 import re
 
 import numpy as np
@@ -62,6 +63,7 @@ OTHERS = "file,label\n1,x\n2,x\n3,y\n4,y\n"
 SIX = pictures(*"123456")
 LEAVES = ["scab", "rust", "scab rust", "healthy", "healthy", "scab"]
 A_B = "1: a | 2: a | 3: b | 4: b"
+SPLIT = "1: a (train) | 2: a (test) | 3: b (train) | 4: b (test)"
 DIVIDED = "cats/1: cats (train) | cats/2: cats (test) | dogs/3: dogs (train) | dogs/4: dogs (test)"
 
 
@@ -93,6 +95,18 @@ LEAF_LABELS = "1: scab | 2: rust | 3: rust and scab | 4: healthy | 5: healthy | 
 # The cases of multi-label data.
 SEVERAL = {
     "columns": case(SIX, HOT_LABELS, HOT),
+    "lists of JSON": case(
+        {
+            **SIX,
+            "l.jsonl": "\n".join(
+                json.dumps({"image": f"{n}.png", "labels": names, "split": "train"})
+                for n, names in enumerate(
+                    (["cat"], ["dog"], ["dog", "cat"], [], ["cat"], ["dog"]), 1
+                )
+            ),
+        },
+        HOT_LABELS,
+    ),
     "columns of -1 and 1": case(
         SIX,
         HOT_LABELS,
@@ -205,6 +219,38 @@ READ = {
         FLAT,
         "1: a | 2: a | 3: scab frog_eye_leaf_spot | 4: scab frog_eye_leaf_spot",
         LABELS.replace(",b", ",scab frog_eye_leaf_spot"),
+    ),
+    "JSON Lines": case(
+        {
+            **FLAT,
+            "metadata.jsonl": "\n".join(
+                json.dumps({"file_name": f"{n}.png", "label": "aabb"[n - 1], "box": [1, 2]})
+                for n in range(1, 5)
+            ),
+        },
+        A_B,
+    ),
+    "lists of splits": case(
+        {
+            **FLAT,
+            "train.txt": "./1.png a\n2.png\ta\n\n3.png,b\n",
+            "val.lst": "4.png  b\r\n",
+            "read me.txt": "Four photos.\n",
+        },
+        "1: a (train) | 2: a (train) | 3: b (train) | 4: b (validation)",
+    ),
+    "a list of labels": case({**FLAT, "labels.txt": LABELS.partition("\n")[2]}, A_B),
+    "lists of splits beside a table of labels": case(
+        {**FLAT, "train.txt": "1.png\n3.png\n", "test.txt": "2.png\n4.png\n"},
+        SPLIT,
+        LABELS,
+    ),
+    "texts about each image": case({**CATS, "cats/1.txt": "other.jpg dogs\n"}),
+    "a table of splits beside that of labels": case(
+        {**FLAT, "splits.csv": "file,part\n1,train\n2,test\n3,train\n4,test\n"},
+        SPLIT,
+        LABELS,
+        split_column="part",
     ),
     "a space in a folder": case(pictures("a b c/1", "d/2")),
     "ham by the table": case(
@@ -646,7 +692,8 @@ REFUSED = {
             "x/l.csv": "file,label,split\n1.png,a,train\n2.png,b,test\n",
             "y/l.csv": "file,label\n3.png,a\n4.png,b\n",
         },
-        "give a column split or group to all of l.csv (file, label, split) and l.csv (file, lab",
+        "2 images without a split in l.csv (file, label, split) and l.csv (file, label) (y/3.png "
+        "and 1 more): give a split to all, or to none",
         layout="table",
     ),
     "a column in which half of the cells name an image": case(
@@ -663,6 +710,24 @@ REFUSED = {
         FLAT,
         "'id' and 'photo' may each name an image's file",
         table("id,photo,label", *(f"{n},{n % 4 + 1}.png,a" for n in range(1, 5))),
+    ),
+    "a bad row beside other tables": case(
+        {**FLAT, "train.txt": "1.png a\n2.png a\n3.png\n", "test.txt": "4.png b\n"},
+        "train.txt: line 3 has 1 cell, and the first line 2: correct it",
+    ),
+    "splits that another table contradicts": case(
+        {**FLAT, "s.csv": "file,split\n1,train\n2,train\n3,train\n4,test\n"},
+        "1 image with rows in l.csv (file, label, split) and s.csv (file, split) that differ (4.",
+        "file,label,split\n1,b,train\n2,a,train\n3,b,train\n4,a,train\n",
+    ),
+    "splits of some": case(
+        {**FLAT, "splits.csv": "file,split\n1.png,train\n2.png,test\n"},
+        "2 images without a split in l.csv (file, label) and splits.csv (file, split) (3.png and",
+        LABELS,
+    ),
+    "a line that is no JSON object": case(
+        {**FLAT, "l.jsonl": '{"file": "1.png", "label": "a"}\n[7]\n'},
+        "l.jsonl cannot be read (line 2 is no JSON object): save it as CSV in UTF-8",
     ),
     "columns of 0 and 1 that differ": case(
         FLAT,
@@ -744,9 +809,9 @@ NOTED = {
         ),
         "2 images in no class and not used (7.png and 1 more)",
     ),
-    "a table of splits beside that of labels": case(
-        {**FLAT, "splits.csv": "file,split\n1.png,train\n2.png,test\n"},
-        "not read: splits.csv has the columns 'file', 'split', and none names an image's class",
+    "a table of something else beside that of labels": case(
+        {**FLAT, "sizes.csv": "file,width\n1.png,7\n2.png,7\n"},
+        "not read: sizes.csv has the columns 'file', 'width', and none names an image's class",
         LABELS,
     ),
     "a table that the layout leaves out": case(

@@ -519,7 +519,7 @@ def test_a_start_after_a_stop_reads_only_the_other_files(six, examined, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("lockstep.pictures.threads._AT_A_TIME", 3)
+        patch.setattr("lockstep.pictures.threads.AT_A_TIME", 3)
         patch.setattr(module.decode, "inspect_image", inspected_until(2, stopped))
         with pytest.raises(KeyboardInterrupt):
             read_photos(manifest_of(six))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lockstep import hardware, numerics
 from lockstep.classify.inputs import Source, Sources, image_of, in_order, is_one, items
 from lockstep.config.recipe import Recipe
+from lockstep.core.backbone import Backbone
 from lockstep.core.evaluation import classify
 from lockstep.core.model import Model
 from lockstep.core.state import classifier_weights, weights_sha256
@@ -27,7 +28,7 @@ from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
 from lockstep.head.confidence import Confidence
-from lockstep.head.outliers import divided
+from lockstep.head.outliers import divided, every_view
 from lockstep.pages.prediction import Prediction, prediction_of
 from lockstep.pictures.decode import Decoding, decode_image
 from lockstep.runs.run import Run
@@ -184,12 +185,6 @@ class Classifier:
         Raises: LockstepError if `top` is less than 1, `sources` is none of these, or an image needs
         more memory than there is.
         """
-        if not is_one(sources) and not any(
-            hasattr(sources, name) for name in ("__fspath__", "__iter__", "__getitem__")
-        ):
-            raise LockstepError(
-                f"sources: got {type(sources).__name__}: give a path, an image, or several of them"
-            )
         if top < 1:
             raise LockstepError(f"top: got {top}: give 1 or more")
 
@@ -232,6 +227,57 @@ class Classifier:
                 maps = class_activation_map(self._backbone, self._network, image, shown)
                 prediction = prediction.with_evidence(maps)
             return prediction
+
+    def features(self, sources: Sources) -> NDArray[np.float32]:
+        """Return the features of images: the input of the network's last linear layer.
+
+        They are those of the image as it is, without test-time augmentation. Each image is computed
+        alone, so its features have the same bits beside any others.
+
+        Args:
+            sources: One image or several, as for `predict`.
+
+        Returns:
+            The features, float32 [n, D], in the order of the images; n is 1 for one image.
+
+        Raises:
+            LockstepError: An image does not exist or cannot be read, or the network does not end in
+                a linear layer.
+
+        Examples:
+            >>> features = classifier.features("photos/")  # for a search, a plot or a clustering
+            >>> features /= np.linalg.norm(features, axis=1, keepdims=True)
+            >>> nearest = (features @ features[0]).argsort()[::-1]
+        """
+        with self._computing():
+            layers = self._before_last
+
+        def work(name: Path | int, image: Source | LockstepError) -> NDArray[np.float32]:
+            try:
+                if isinstance(image, LockstepError):
+                    raise image
+                pixels = torch.from_numpy(self.pixels(image))[None]
+            except LockstepError as error:
+                where = f"image {name}" if isinstance(name, int) else name
+                raise LockstepError(f"{where}: {error}", error.code) from None
+            with self._computing(), self._turn, hardware.memory_named(END_OTHERS):
+                return every_view(layers(pixels))[0, 0].numpy()
+
+        rows = [*in_order(items(sources), work, self.recipe.threads_per_tower)]
+        return np.array(rows, np.float32).reshape(-1, layers.output[0])
+
+    @cached_property
+    def _before_last(self) -> Backbone:
+        """Return the layers before the last linear one. Raises: LockstepError if it is not last."""
+        if self._backbone is not None:
+            return self._backbone
+        module = self._build(self.recipe).module
+        linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+        if not linear:
+            raise LockstepError(f"model {self.recipe.model} has no linear layer: use `module`")
+        # Without the checks of a head that is trained, as on its augmentation.
+        recipe = self.recipe.model_copy(update={"head": linear[-1]})
+        return Backbone(recipe, module, self._network.shape, self.device)
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if

@@ -1,14 +1,17 @@
-"""From a classifier to an ONNX file, which needs no Lockstep."""
+"""From a classifier to a file that needs no Lockstep."""
 
 import contextlib
 import copy
 import inspect
-import json
+import io
 import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from statistics import median
+from timeit import timeit
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lockstep.classify import runtimes
 from lockstep.classify.classifier import Classifier
+from lockstep.classify.formats import Format
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import classify
 from lockstep.core.task import task_of
@@ -27,63 +32,49 @@ from lockstep.pages import verdict
 from lockstep.pictures import decode
 from lockstep.text import size
 
-# images [n, H, W, C] -> probabilities [n, classes]
-Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]
+MAX_BYTES = 1 << 31  # of an exported file, a limit of all formats
 
-MAX_BYTES = 1 << 31  # of an ONNX file, a limit of its format
-METADATA = "lockstep"  # the name of the metadata in an exported file
-
-_EXAMPLE = 2  # images that the exporter traces. Another number may come later.
+_TIMED = 50  # images
 _OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::|\.)\w+)")
 
 
 def exported(
-    classifier: Classifier, metadata: Record, opset: int | None = None
-) -> tuple[bytes, Record]:
-    """Return the bytes of a file that holds the graph of `classifier` in the operators of ONNX's
-    set `opset`, and what its metadata has besides `metadata`: "opset" and "ir_version".
+    classifier: Classifier,
+    form: Format,
+    opset: int | None = None,
+    images: NDArray[np.uint8] | None = None,
+) -> Any:
+    """Return the model that `form` makes of the graph of `classifier`, in the operators of ONNX's
+    set `opset`. With `images` of training, it is quantized.
 
     Raises: LockstepError if the network cannot be exported, or is too large.
     """
     weights = sum(tensor.nbytes for tensor in classifier.module.state_dict().values())
     if weights >= MAX_BYTES:
         raise LockstepError(
-            f"an ONNX file holds less than {size(MAX_BYTES)}, and the weights take "
+            f"an exported file holds less than {size(MAX_BYTES)}, and the weights take "
             f"{size(weights)}: export a smaller network"
         )
-    least, outliers = classifier.confidence.confident_from, classifier.confidence.outliers
-    graph = Graph(classifier.recipe, classifier.module, outliers).eval()
-    metadata = metadata | {
+    graph = Graph(classifier.recipe, classifier.module, classifier.confidence.outliers).eval()
+    with torch.no_grad(), exporting(classifier):
+        # else constants that are computed once are the exporter's fake tensors from here on
+        graph(torch.zeros(1, *classifier.image_shape, dtype=torch.uint8))
+        model = form.made(graph, classifier.image_shape, opset)
+        return model if images is None else form.quantized(model, images)
+
+
+def answers_of(classifier: Classifier) -> Record:
+    """Return the metadata of an exported file that turn its outputs into answers."""
+    confidence, outliers = classifier.confidence, classifier.confidence.outliers
+    return {
+        "classes": list(classifier.classes),
+        "image_shape": list(classifier.image_shape),
         "decoding": classifier.decoding._asdict(),
         "multi_label": classifier.recipe.multi_label,
-        "thresholds": classifier.confidence.found_from,
-        "confident_from": finite(least),
+        "thresholds": confidence.found_from,
+        "confident_from": finite(confidence.confident_from),
         "familiar_from": outliers and float(outliers.threshold),
     }
-    outputs = ["probabilities", "similarity"] if outliers else ["probabilities"]
-    dynamic = {0: torch.export.Dim.DYNAMIC}
-    example = (torch.zeros(_EXAMPLE, *classifier.image_shape, dtype=torch.uint8),)
-    with torch.no_grad(), _exporting(classifier):
-        # else constants that are computed once are the exporter's fake tensors from here on
-        graph(*example)
-        program = torch.export.export(graph, example, dynamic_shapes=(dynamic,))
-        made = torch.onnx.export(
-            program,
-            example,
-            dynamo=True,
-            verbose=False,
-            input_names=["images"],
-            output_names=outputs,
-            opset_version=opset,
-        )
-        assert made is not None
-        proto = made.model_proto  # made anew at each access
-        own = {entry.domain: entry.version for entry in proto.opset_import}
-        facts = {"opset": own[""], "ir_version": proto.ir_version}
-        metadata |= facts
-        for name, value in {METADATA: metadata, "classes": metadata["classes"]}.items():
-            proto.metadata_props.add(key=name, value=json.dumps(value))
-        return bytes(proto.SerializeToString()), facts
 
 
 def script() -> str:
@@ -91,7 +82,7 @@ def script() -> str:
     file.
     """
     documentation, code = Path(__file__).with_name("standalone.py").read_text().split('"""\n', 1)
-    own: list[Any] = [LockstepError, printable, open_to_read, read_bytes, decode, verdict]
+    own: list[Any] = [LockstepError, printable, open_to_read, read_bytes, decode, verdict, runtimes]
     parts = [
         "import errno\nimport io\nimport os\nimport stat\nfrom pathlib import Path\n",
         f"USAGE, DATA, ENVIRONMENT = {USAGE}, {DATA}, {ENVIRONMENT}",
@@ -105,17 +96,7 @@ def script() -> str:
     )
 
 
-def loaded(content: bytes) -> Compute:
-    """Return the function that onnxruntime computes from an exported file."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    running = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return lambda images: running.run(None, {"images": images})[0]
-
-
-def in_float32(classifier: Classifier) -> Compute:
+def in_float32(classifier: Classifier) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
     """Return the function that Lockstep computes in an exported file's precision, of images of the
     network's size.
     """
@@ -130,7 +111,10 @@ def in_float32(classifier: Classifier) -> Compute:
 
 
 def in_batches(
-    compute: Compute, images: NDArray[np.uint8], size: int, advance: Callable[[int], None]
+    compute: Callable[[NDArray[np.uint8]], NDArray[Any]],
+    images: NDArray[np.uint8],
+    size: int,
+    advance: Callable[[int], None],
 ) -> NDArray[Any]:
     """Return what `compute` returns for `images`, `size` at a time. Tell `advance` of each
     batch.
@@ -143,16 +127,21 @@ def in_batches(
     return np.concatenate(parts)
 
 
+def pace(compute: runtimes.Compute, images: NDArray[np.uint8]) -> float:
+    """Return the median time that `compute` takes for one of `images`, in milliseconds."""
+    alone = images[:_TIMED, None]
+    return 1e3 * median(timeit(partial(compute, image), number=1) for image in alone)
+
+
 @contextlib.contextmanager
-def _exporting(classifier: Classifier) -> Iterator[None]:
-    """Silence the exporter's notes, which are for those who write it. Turn what it raises into a
-    LockstepError that names the operator, or else torch's reason.
+def exporting(classifier: Classifier) -> Iterator[None]:
+    """Silence the notes of exporters and runtimes, which are for those who write them. Turn what
+    they raise into a LockstepError that names the operator, or else the reason.
     """
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
             yield
     except LockstepError:
         raise
@@ -171,7 +160,7 @@ def _exporting(classifier: Classifier) -> Iterator[None]:
             DATA,
         ) from None
     finally:
-        logger.setLevel(level)
+        logging.disable(level)
 
 
 class Graph(nn.Module):
@@ -180,7 +169,7 @@ class Graph(nn.Module):
     The preprocessing and the views are those of an evaluation.
     """
 
-    references: Tensor | None  # features of training images, as those of `outliers`
+    references: Tensor | None  # features of training images, [features, n]
 
     def __init__(
         self, recipe: Recipe, network: nn.Module, outliers: Outliers | None = None
@@ -190,7 +179,8 @@ class Graph(nn.Module):
         self._recipe = graph_recipe(recipe)
         self._task = task_of(recipe)
         self.network = network
-        self.register_buffer("references", outliers.references.float() if outliers else None)
+        references = outliers.references.float().T.contiguous() if outliers else None
+        self.register_buffer("references", references)
         if outliers:
             self.head = network.get_submodule(str(recipe.head))
             tensors = [*network.parameters(), *network.buffers()]
@@ -214,7 +204,13 @@ class Graph(nn.Module):
 
         logits, _ = classify(self._recipe, network, images, torch.ones(0))
         first = nn.functional.normalize(features[0])  # of the images as they are
-        return self._task.shares(logits), (first @ self.references.T).topk(NEIGHBOUR).values[:, -1]
+        similarity = first @ self.references
+        # Not by topk: LiteRT cannot sort.
+        numbers = torch.arange(similarity.shape[1])
+        for _ in range(NEIGHBOUR - 1):
+            nearest = similarity.argmax(1, keepdim=True)
+            similarity = similarity.masked_fill(numbers == nearest, -1)
+        return self._task.shares(logits), similarity.amax(1)
 
 
 def graph_recipe(recipe: Recipe) -> Recipe:

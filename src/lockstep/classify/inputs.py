@@ -17,9 +17,10 @@ from torch import Tensor
 
 from lockstep import numerics
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import given
 from lockstep.pictures.decode import FILE_LIMIT
+from lockstep.pictures.hub import located
 from lockstep.pictures.listing import UNSUPPORTED, is_foreign, is_image
+from lockstep.pictures.rows import image_paths, read_picture
 
 # One image, or the path of a file or of a folder.
 Source: TypeAlias = str | os.PathLike[str] | bytes | IO[bytes] | Image | NDArray[np.uint8] | Tensor
@@ -45,7 +46,8 @@ def is_one(sources: Sources) -> bool:
     if isinstance(sources, np.ndarray | Tensor):
         return sources.ndim != 4
     if isinstance(sources, str | os.PathLike):
-        return not os.path.isdir(os.path.expanduser(os.fsdecode(sources)))
+        place = _path(sources)
+        return not (os.path.isdir(place) or image_paths(place))
     return isinstance(sources, bytes | bytearray | memoryview | Image) or hasattr(sources, "read")
 
 
@@ -53,10 +55,16 @@ def items(sources: Sources) -> Iterator[Item]:
     """Yield the images in `sources`, in order. A folder gives the images in it and its subfolders,
     sorted by name.
 
-    `sources` is read only as far as images are needed.
+    `sources` is read only as far as images are needed. Raises: LockstepError if it has no images.
     """
+    if not is_one(sources) and not any(
+        hasattr(sources, name) for name in ("__fspath__", "__iter__", "__getitem__")
+    ):
+        raise LockstepError(
+            f"sources: got {type(sources).__name__}: give a path, an image, or several of them"
+        )
     every: Any = sources
-    if is_one(sources) or isinstance(sources, str | os.PathLike):
+    if isinstance(sources, str | os.PathLike) or is_one(sources):
         every = [sources]
     for number, source in enumerate(every):
         if isinstance(source, str | os.PathLike):
@@ -75,9 +83,9 @@ def items(sources: Sources) -> Iterator[Item]:
             yield Item(number, source)
 
 
-def image_of(source: Any) -> Path | bytes | Image | NDArray[np.uint8]:
-    """Return an image as `decode_image` takes it: a tensor as an array, an open file as its bytes
-    from the start.
+def image_of(source: Any) -> bytes | Image | NDArray[np.uint8]:
+    """Return an image as `decode_image` takes it: a tensor as an array, and a file as its bytes,
+    from the start if it is open.
 
     Raises: LockstepError if it is no image.
     """
@@ -86,7 +94,7 @@ def image_of(source: Any) -> Path | bytes | Image | NDArray[np.uint8]:
             raise LockstepError(f"a tensor {source.dtype} {list(source.shape)}: {_ALLOWED}", DATA)
         return source.cpu().numpy()
     if isinstance(source, str | os.PathLike):
-        return _path(source)
+        return read_picture(_path(source))
     if hasattr(source, "read"):
         try:
             if source.seekable():
@@ -102,12 +110,20 @@ def image_of(source: Any) -> Path | bytes | Image | NDArray[np.uint8]:
 
 
 def _path(source: str | os.PathLike[str]) -> Path:
-    return given(os.fsdecode(source))
+    return located(os.fsdecode(source))
+
+
+def _rows(path: Path) -> list[Item]:
+    """Return the images in the rows of a file, or why they cannot be read; [] if it has none."""
+    try:
+        return [Item(row, row) for row in map(path.parent.joinpath, image_paths(path))]
+    except LockstepError as error:
+        return [Item(path, error)]
 
 
 def _below(place: Path) -> Iterator[Item]:
     """Yield a file, or the image files below a folder, by their suffixes, also those of formats
-    that cannot be read.
+    that cannot be read, and the images in the rows of files.
 
     As in training, hidden files and folders are left out, and links are followed, but not to a
     folder above.
@@ -118,7 +134,7 @@ def _below(place: Path) -> Iterator[Item]:
         path, above = waiting.pop()
         # Path.is_dir raises an error where the folder above cannot be entered.
         if not os.path.isdir(path):
-            yield Item(path, path)
+            yield from _rows(path) or [Item(path, path)]
             continue
         try:
             status = os.stat(path)
@@ -139,6 +155,7 @@ def _below(place: Path) -> Iterator[Item]:
             if (
                 enter
                 or is_image(str(inner))
+                or _rows(inner)
                 or UNSUPPORTED.fullmatch(inner.suffix.lower().removeprefix("."))
             ):
                 waiting.append((inner, (*above, identity)))

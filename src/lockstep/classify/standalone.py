@@ -1,20 +1,20 @@
 """Classify images by a file of `lockstep export`, without Lockstep: python use_exported.py
-FILE.onnx IMAGE|FOLDER...
+FILE IMAGE|FOLDER...
 
-It needs numpy, Pillow and onnxruntime, and pillow-heif to read HEIC. `lockstep export` writes this
+It needs numpy, Pillow, and the runtime of the file: onnxruntime, ai-edge-litert or openvino. To
+read HEIC, it needs pillow-heif. `lockstep export` writes this
 script next to the file. It reads images by Lockstep's own code, so it sees the same pixels.
 """
 
-import json
 import re
 import sys
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
+from lockstep.classify.runtimes import RUNTIMES
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.pages.verdict import verdict
 from lockstep.pictures.decode import Decoding, decode_image
@@ -35,9 +35,12 @@ class Exported:
     """
 
     def __init__(self, file: str) -> None:
-        """Load the file. Raises: what onnxruntime raises."""
-        self._session = onnxruntime.InferenceSession(file)
-        self.metadata = json.loads(self._session.get_modelmeta().custom_metadata_map["lockstep"])
+        """Load the file. Raises: LockstepError for a suffix of no format; what its runtime
+        raises.
+        """
+        if not (opened := RUNTIMES.get(Path(file).suffix.lower())):
+            raise LockstepError(f"give a file that ends in {', '.join(RUNTIMES)}", DATA)
+        self.metadata, self._run = opened(file)
 
     def predict(self, image: Picture) -> tuple[str, float, str | None]:
         """Return the most probable class of an image (a file, its bytes, or its pixels uint8
@@ -62,7 +65,7 @@ class Exported:
             raise LockstepError(f"give pixels uint8 [{height}, {width}, {channels}]", DATA)
         else:
             pixels = decode_image(image, Decoding(**self.metadata["decoding"]))
-        (row,), *similarity = self._session.run(None, {"images": pixels[None]})
+        (row,), *similarity = self._run(pixels[None])
         if not np.isfinite(row).all():
             raise LockstepError("the network's output is not finite", DATA)
         unfamiliar = bool(similarity) and similarity[0] < self.metadata["familiar_from"]
@@ -118,6 +121,6 @@ def main(file: str, *places: str) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        print(f"usage: python {sys.argv[0]} FILE.onnx IMAGE|FOLDER...", file=sys.stderr)
+        print(f"usage: python {sys.argv[0]} FILE IMAGE|FOLDER...", file=sys.stderr)
         sys.exit(2)
     sys.exit(main(*sys.argv[1:]))

@@ -73,9 +73,10 @@ def check(
     if html and not labels:
         raise LockstepError("--html needs --labels: add it, or leave out the option")
     from lockstep.pictures.check import lines_of, record_of
+    from lockstep.pictures.hub import located
     from lockstep.recipes import get_recipe
 
-    folder = given(photos)
+    folder = located(photos)
     recipe = make(get_recipe("folder"), parse((), options))
     if html:
         html = given(html)

@@ -16,6 +16,7 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.jobs.weights import WeightsFile, downloaded, known_weights
 from lockstep.messages import logger
+from lockstep.pictures.hub import located
 from lockstep.pictures.listing import require_folder
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS
@@ -84,7 +85,7 @@ def named_by(
     own_data = data is not None or "dataset" in changes
     if by_name and (own_data or get_recipe(str(what)).dataset != IMAGE_FOLDER):
         return _built_in(str(what), data)
-    path = files.given(what)
+    path = located(what)
     if path.suffix == ".toml":
         own = read_file(path)
         # A file may name a recipe, and contain only what differs from it.
@@ -153,7 +154,7 @@ def path_of(given: str | Path | Run | None) -> Path | None:
     """Return the absolute path of a folder, file or run that the user names."""
     if given is None:
         return None
-    return given.path if isinstance(given, Run) else files.given(given).absolute()
+    return given.path if isinstance(given, Run) else located(given).absolute()
 
 
 def placement_of(options: Fields) -> Placement:
@@ -196,12 +197,17 @@ def data_of(run: Run, data: Path | None) -> Path | None:
     if data is not None:
         return data
     known = run.data()
-    if known is None or known.is_dir():
+    if known is None or known.exists():
         return known
     if run.recipe().dataset == IMAGE_FOLDER:
+        hub = run.sessions()[-1].get("hub")
+        give = (
+            f"give {option('data', hub['source'])}"
+            if hub
+            else f"give their folder as {option('data')}"
+        )
         raise LockstepError(
-            f"{run.path} was trained on the images in {known}, which is not on this host: give "
-            f"their folder as {option('data')}",
+            f"{run.path} was trained on the images in {known}, which is not on this host: {give}",
             DATA,
         )
     logger.warning(

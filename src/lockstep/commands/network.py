@@ -144,6 +144,7 @@ def scaled(recipe: Recipe, survey: "Survey", path: Path) -> Changes:
     from lockstep.core.backbone import Backbone
     from lockstep.core.model import Model
     from lockstep.pictures.decode import decode_image
+    from lockstep.pictures.rows import read_picture
 
     recipe = recipe.replace(precision="float32")
     decoding = recipe.decoding._replace(grey=False)
@@ -153,8 +154,7 @@ def scaled(recipe: Recipe, survey: "Survey", path: Path) -> Changes:
     photos = survey.splits["train"]
     norms = []
     for photo in photos[:: -(-len(photos) // _MEASURED)]:
-        file = survey.root / photo.path
-        pixels = decode_image(file, decoding)
+        pixels = decode_image(read_picture(survey.root / photo.path), decoding)
         features = backbone(torch.from_numpy(pixels)[None])[0, 0, 0].view(torch.float32)
         norms.append(float(features.square().sum()))
     factor = 2.0 ** round(math.log2(sum(norms) / len(norms) / _USUAL_NORM))

@@ -8,12 +8,12 @@ so that `--help` does not wait for pydantic and the code that starts processes.
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
@@ -36,6 +36,7 @@ _ARGUMENTS = {
     "source": "RUN|MODEL",
     "images": "FILE|DIR...",
     "photos": "PHOTOS",
+    "repository": "OWNER/NAME",
     "train.what": "RECIPE|FILE.toml|RUN|PHOTOS",
     "show.what": "RECIPE|FILE.toml|RUN",
     "fetch.name": "NAME",
@@ -173,7 +174,9 @@ def _of_function(function: str, one: ast.arg, default: Any, text: str) -> inspec
 def _of_setting(name: str, annotation: Any, text: str) -> inspect.Parameter:
     """Return the option of a setting. A choice of texts is a text, which the setting validates."""
     kind = get_args(annotation)[0] if get_args(annotation) else annotation
-    kind = kind if isinstance(kind, type) else str
+    if get_origin(kind) is Sequence:
+        kind = list[str]
+    kind = kind if isinstance(kind, type) or kind == list[str] else str
     return _parameter(name, kind, None, typer.Option(metavar=_METAVARS.get(kind), help=text))
 
 

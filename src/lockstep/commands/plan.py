@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _RATES = {"lr", "optimizer", "optimizer.kind", "weight_decay", "weight_decay.default", "lr_factors"}
 # what a survey of a folder depends on
 _SURVEYED = ("test_share", "group", "label_source", "fit", "left_out")
-_KEPT = ("timeout", "eval_every", "save_every", "keep")  # of the last session, by a resume
+_KEPT = ("timeout", "eval_every", "save_every", "keep", "folds")  # of the last session, by a resume
 _NOT_STORED = "0" * 64  # the SHA-256 of a dataset in memory until it is known
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -435,7 +435,7 @@ def evaluated(recipe: Recipe, placement: Placement, path: Path) -> Changes:
     survey = recipe.survey(data, classes).require_sound()
     images = survey.splits[ALL]
     seen = f"{known} is not here to say which are known"
-    if known.is_dir():
+    if known.exists():
         trained = {photo.sha256 for photo in recipe.survey(known).splits.get("train", ())}
         seen = f"{sum(photo.sha256 in trained for photo in images):,} of these are training images"
     absent = sorted({*classes} - {name for photo in images for name in photo.labels})

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep import hardware, numerics
+from lockstep.commands.hub import is_address, model_at
 from lockstep.commands.shell import as_json
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.errors import DATA, LockstepError, printable
-from lockstep.files import given
 from lockstep.messages import logger
+from lockstep.pictures.hub import located
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import step_or_best
 from lockstep.schema import validated
@@ -35,7 +36,9 @@ def load(
     probabilities are those of `lockstep predict`. Afterwards they are those of your program again.
 
     Args:
-        source: A run, its folder, the file of one of its checkpoints, or a model.safetensors.
+        source: A run, its folder, the file of one of its checkpoints, a model.safetensors, or
+            hf://OWNER/NAME@REVISION on the Hugging Face Hub (the extra "hf"), whose file is
+            downloaded once. Without @REVISION, it is the newest commit.
         checkpoint: A number of steps, or "best": the checkpoint that had the best accuracy when
             training evaluated it. Default: the newest.
         trust_code: Execute the model that the run names, if it is not built in.
@@ -64,6 +67,8 @@ def load(
         raise LockstepError(
             f"confident: got {confident}: give a share of right answers between 0 and 1, as in 0.99"
         )
+    if is_address(source):
+        source = model_at(str(source))
     recipe, file = weights_of(source, step_or_best(checkpoint))
     recipe.require_trust(file.path, trust_code, ["model"])
     gpus = gpus_here(validated(Placement, {"device": device_for(recipe.arithmetic, device)}))
@@ -125,9 +130,10 @@ def predict(
       lockstep predict runs/photos holiday/ --top 3
       lockstep predict model.safetensors new/ --json
       lockstep predict runs/photos holiday/ --csv > holiday.csv
+      lockstep predict hf://me/ants-and-bees new.jpg
 
     Args:
-        source: Folder of a run, or a model.safetensors.
+        source: Folder of a run, a model.safetensors, or hf://OWNER/NAME on the Hugging Face Hub.
         images: Images, or folders of images with their subfolders.
         top: How many of the most probable classes to print.
         csv: Print a table: a row for each image, a column for each class.
@@ -150,7 +156,7 @@ def predict(
     count = unreadable = 0
     if csv:
         yield prediction_table.head(classifier.classes, multi_label=classifier.recipe.multi_label)
-    for prediction in classifier.predict_each([given(image) for image in images], top):
+    for prediction in classifier.predict_each([located(image) for image in images], top):
         count += 1
         yield prediction.record()
         if csv:

@@ -105,6 +105,7 @@ COMMANDS = {
     "serve": command_of("serve", "serve", json=False),
     "report": command_of("report", "report", json=False),
     "export": command_of("export", "export"),
+    "push": command_of("hub", "push"),
     "verify": command_of("verify", "verify"),
     "doctor": command_of("doctor", "doctor"),
     "recipes": command_of("recipes", "recipes"),

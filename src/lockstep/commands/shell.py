@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict
-from importlib.util import find_spec
 from logging import INFO
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError, option, printable
 from lockstep.files import Record, discard, no_room
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.launch.submit import Outcome, require_alone, submit
-from lockstep.messages import DISTRIBUTION, LoggedLines, logger
+from lockstep.messages import LoggedLines, logger, require_modules
 from lockstep.runs.run import Run
 
 # Whether the shell asked for JSON; None in a Python program that calls the function of a command.
@@ -118,9 +117,7 @@ def require_extra(name: str, modules: Sequence[str]) -> None:
     """Raise a LockstepError, before anything is computed, unless the `modules` of an extra are
     installed.
     """
-    if missing := [module for module in modules if find_spec(module) is None]:
-        install = f"pip install '{DISTRIBUTION}[{name}]'"
-        raise LockstepError(f"{name} needs {', '.join(missing)}: {install}", ENVIRONMENT)
+    require_modules(name, modules, name)
 
 
 def require_writable(path: Path, force: bool, name: str = "output") -> None:

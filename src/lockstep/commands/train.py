@@ -22,7 +22,7 @@ from typing import Unpack
 
 from lockstep.commands.named import placement_of
 from lockstep.commands.plan import changes_of, train_spec
-from lockstep.commands.shell import run_job
+from lockstep.commands.shell import require_extra, run_job
 from lockstep.config.options import TrainOptions
 from lockstep.config.recipe import Recipe
 from lockstep.files import given
@@ -67,9 +67,9 @@ def train(
         name: Name of the run. Default: the name of the recipe or of the folder of images, and a
             number.
         runs: Folder that holds the runs.
-        resume: Continue a run from its last checkpoint. `keep`, `eval_every`, `save_every` and
-            `timeout` are those of the last session unless they are given. A complete run is left
-            unchanged.
+        resume: Continue a run from its last checkpoint. `keep`, `folds`, `eval_every`,
+            `save_every` and `timeout` are those of the last session unless they are given. A
+            complete run is left unchanged.
         skip_damaged: Leave out images that cannot be read. The run's result and log list them.
         trust_code: Execute code that a recipe file or a run names: a model or a dataset that is not
             built in.
@@ -104,6 +104,9 @@ def train(
     changes = changes_of(settings, options)
     folder = data if isinstance(data, str | Path) else None
     placement = placement_of({**options, "init": init, "data": folder})
+    if world.process == 0:
+        for library in placement.log_to:
+            require_extra(library, (library,))
     with muted(quiet or world.process != 0):
         spec = train_spec(
             what,

@@ -5,9 +5,10 @@ line can offer the options without pydantic, whose import takes longer than all 
 does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypedDict
 
+Tracking = Literal["mlflow", "wandb", "trackio"]
 Own = str | Callable[..., object]  # a name, package.module:function, or the function itself
 
 
@@ -54,7 +55,9 @@ class PlacementOptions(TypedDict, total=False):
     save_every_s: float | None
     eval_every: int | None
     summary_every: int | None
+    log_to: Sequence[Tracking] | Tracking | None
     keep: Literal["all"] | int | None
+    folds: int | None
     max_restarts: int | None
     timeout: float | None
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from lockstep import hardware
+from lockstep.config.options import Tracking
 from lockstep.errors import ENVIRONMENT, LockstepError, option
 from lockstep.schema import Settings
 
@@ -39,6 +40,13 @@ _DEVICE = _matches(
     "give auto, cpu, cuda, or the GPU of each process, as in cuda:0 or cuda:0,2; Lockstep computes "
     "on no other kind of GPU, such as Apple's (mps)",
 )
+
+
+def _each(value: Any) -> Any:
+    """Return the different parts of a value that may be a single text."""
+    return tuple(dict.fromkeys([value] if isinstance(value, str) else value))
+
+
 _KEEP = _matches(r"all|[1-9]\d{0,8}", "give a number from 1 on, or all")
 
 
@@ -68,8 +76,13 @@ class Placement(Settings):
             Default: 30.
         eval_every: Steps between two evaluations. Default: only at the end.
         summary_every: Steps between two TensorBoard summaries; 0 writes none. Default: 100.
+        log_to: Also log to mlflow, wandb or trackio, by the library of an extra of this name; or to
+            several. Default: none.
         keep: How many of the latest checkpoints to keep, besides the best one; all keeps a chain
             that `lockstep verify --all` replays. Default: 5.
+        folds: Also test every image once: train so many more heads, each without a part of the
+            training and test images, and test it on this part (cross-validation). Groups, copies
+            and images that look alike stay together. The run's own head stays the same.
         max_restarts: How often all processes are started again after one has failed. Default: 3.
         timeout: Seconds without progress after which a run counts as hung. The first step and each
             part of an evaluation may take ten times as long. Default: 60.
@@ -88,7 +101,9 @@ class Placement(Settings):
     save_every_s: float = Field(30.0, ge=0)
     eval_every: int | None = Field(None, ge=1)
     summary_every: int = Field(100, ge=0)
+    log_to: Annotated[tuple[Tracking, ...], BeforeValidator(_each)] = ()
     keep: Annotated[Literal["all"] | int, _KEEP] = 5
+    folds: int | None = Field(None, ge=2)
     max_restarts: int = Field(3, ge=0)
     timeout: float = Field(60.0, ge=1)
 
@@ -150,6 +165,12 @@ def check(recipe: "Recipe", placement: Placement) -> None:
         raise LockstepError(
             f"{option('check_products', True)}: only products in portable arithmetic have an exact "
             f"checksum, and this recipe is {recipe.arithmetic}: give {option('portable', True)}"
+        )
+    if placement.folds and recipe.head is None:
+        raise LockstepError(
+            f"{option('folds', placement.folds)} trains a head for each fold, and recipe "
+            f"{recipe.name} trains a whole network: leave it out, or train a head, as the recipe "
+            f"photos does"
         )
     if recipe.exact and not REDUCTIONS[placement.reduction]:
         raise LockstepError(

@@ -16,6 +16,7 @@ from lockstep.core.state import State
 from lockstep.core.task import Score
 from lockstep.core.tower import named_towers
 from lockstep.core.vector import Metrics
+from lockstep.files import Record
 from lockstep.hardware import memory_bytes
 
 # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
@@ -152,6 +153,11 @@ class Log:
         event = EvaluationEvent(time.time(), step, split, dict(results))
         for observer in self.observers:
             observer.evaluation(event)
+
+    def result(self, record: Record) -> None:
+        """Report the result of the complete run."""
+        for observer in self.observers:
+            observer.result(record)
 
     def note(self, *lines: str, detail: bool = False) -> None:
         """Report a message for the user; a `detail` for one who looks for it."""

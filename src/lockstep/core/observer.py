@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from lockstep.core.state import State
     from lockstep.core.task import Score
+    from lockstep.files import Record
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,9 @@ class Observer:
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Receive the results of an evaluation."""
+
+    def result(self, record: "Record") -> None:
+        """Receive the result of a complete run, as in result.json."""
 
     def note(self, *lines: str, detail: bool = False) -> None:
         """Receive a message for the user; a `detail` for one who looks for it."""

@@ -17,12 +17,12 @@ from lockstep.pictures.decode import (
     UnreadableImageError,
     decode_image,
     identity,
-    read_image,
 )
 from lockstep.pictures.examples import Examples
 from lockstep.pictures.index import index_file
 from lockstep.pictures.manifest import ALL, SPLITS
 from lockstep.pictures.pixels import RowCache
+from lockstep.pictures.rows import place, read_picture
 
 
 def read_folder(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
@@ -44,6 +44,7 @@ def read_folder(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
         ids,
         lambda i: _pixels(examples.root, paths[i], hashes[i], decoding),
         f"the pixels of {len({*ids}):,} images",
+        order=lambda i: place(paths[i]),
     )
     datasets = {}
     for name in (name for name in (*SPLITS, ALL) if name in examples.splits):
@@ -75,7 +76,7 @@ def _pixels(root: Path, name: str, sha256: str, decoding: Decoding) -> NDArray[n
     """
     path = root / name
     try:
-        data = read_image(path)
+        data = read_picture(path)
         if hashlib.sha256(data).hexdigest() != sha256:
             index_file(root).unlink(missing_ok=True)  # so that the next start reads all files
             raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)

@@ -52,12 +52,20 @@ def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> 
     `train_set` has features in place of images. The result depends on recipe and data alone, see
     `held_out`.
     """
-    if len(train_set) < LEAST_IMAGES or not _is_linear(bound.recipe, state):
+    if len(train_set) < LEAST_IMAGES or not is_linear(bound.recipe, state):
         return {}
     classes, task = len(train_set.classes), task_of(train_set)
     folds = task.folds(task.counts(train_set.labels, classes), FOLDS, _ENOUGH)
     rows, probabilities = held_out(bound, state, train_set, folds)
-    labels, probabilities = train_set.labels[rows].cpu(), probabilities.cpu()
+    return answer_tensors(task, probabilities.cpu(), train_set.labels[rows].cpu(), classes)
+
+
+def answer_tensors(
+    task: Task, probabilities: Tensor, labels: Tensor, classes: int
+) -> dict[str, Tensor]:
+    """Return the tensors of `confidence_tensors` for held-out images, by their `probabilities`,
+    float32 [n, classes], and their `labels`, both on the CPU.
+    """
     tensors = task.best_thresholds(probabilities, labels)
     thresholds = task.thresholds(tensors.get(THRESHOLDS), classes)
     images, found = task.found(probabilities, thresholds).nonzero().unbind(1)
@@ -66,8 +74,8 @@ def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> 
     return {ANSWERS: answers, **tensors}
 
 
-def _is_linear(recipe: Recipe, state: State) -> bool:
-    """Return whether the head is one linear layer with a bias, as `_trained` takes it to be."""
+def is_linear(recipe: Recipe, state: State) -> bool:
+    """Return whether the head is one linear layer with a bias, as `held_out` takes it to be."""
     names = [f"{recipe.head}.weight", f"{recipe.head}.bias"]
     return [*state.parameters] == names and state.parameters[names[0]].ndim == 2
 
@@ -79,7 +87,7 @@ def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> Bou
     Raises: LockstepError unless the head is one linear layer with a bias.
     """
     recipe, trials = bound.recipe, dict[int, BoundRecipe]()
-    if not _is_linear(recipe, state):
+    if not is_linear(recipe, state):
         raise LockstepError(
             f"decay_factors need a head that is one linear layer with a bias, and {recipe.head} "
             f"is not: leave them out"
@@ -98,22 +106,29 @@ def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> Bou
 
 
 def held_out(
-    bound: BoundRecipe, state: State, train_set: Dataset, folds: int
+    bound: BoundRecipe,
+    state: State,
+    train_set: Dataset,
+    folds: int,
+    numbers: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Classify the images of `folds` fifths of the `train_set`, each with a head that was trained
-    without its fifth.
+    without its fifth; or the images of all `folds`, of which `numbers`, int64 [N], has that of
+    each image.
 
     Copies and groups are in one fifth. Only the names and shapes of the head's parameters in
     `state` count. Return the rows of the images, int64 [n], and their probabilities, float32 [n,
     classes]; 0 where not finite.
     """
     recipe = bound.recipe
-    fold_of = _fold_of(train_set).to(train_set.labels.device)
-    rows = [(fold_of == fold).nonzero()[:, 0] for fold in range(folds)]
+    parts = FOLDS if numbers is None else folds
+    own = _fifth_of(train_set) if numbers is None else numbers
+    own = own.to(train_set.labels.device)
+    rows = [(own == fold).nonzero()[:, 0] for fold in range(folds)]
     used = 1 if recipe.test_time_augmentation == "off" else 2
     probabilities = []
     with arithmetic(recipe.arithmetic):
-        heads = _trained(bound, state, train_set, fold_of, folds)
+        heads = _trained(bound, state, train_set, own, folds, parts)
         weights, biases = heads.parameters_of(recipe.own_weights).values()
         heads_of = zip(rows, weights.chunk(folds), biases.chunk(folds), strict=True)
         for fold_rows, weight, bias in heads_of:
@@ -237,10 +252,8 @@ class Confidence:
         return self.outliers(every_view(features)[:, 0])
 
 
-def _fold_of(train_set: Dataset) -> Tensor:
-    """Return the fold of each image, int64 [N]. Each fold has an equal share of each class, and
-    copies and groups stay together.
-    """
+def _fifth_of(train_set: Dataset) -> Tensor:
+    """Return the fifth of each image, int64 [N]. Copies and groups stay together."""
     groups = train_set.groups
     if groups is None:
         number_of = dict[bytes, int]()  # in the order of the images, on which the folds depend
@@ -249,24 +262,36 @@ def _fold_of(train_set: Dataset) -> Tensor:
             content = train_set.pixels(slice(row, row + 1)).cpu().numpy().tobytes()
             numbers.append(number_of.setdefault(content, len(number_of)))
         groups = torch.tensor(numbers)
+    return fold_of(groups, train_set.labels, FOLDS)
+
+
+def fold_of(groups: Tensor, labels: Tensor, folds: int) -> Tensor:
+    """Return the fold of each image, int64 [N], by `groups`, int64 [N], and its `labels`. Each of
+    the `folds` has an equal share of the groups of each class.
+    """
     _, first_rows, group_of = np.unique(groups.numpy(), return_index=True, return_inverse=True)
-    labels = train_set.labels.cpu().numpy()[first_rows]
-    kinds = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+    of_groups = labels.cpu().numpy()[first_rows]
+    kinds = np.unique(of_groups, axis=0, return_inverse=True)[1].reshape(-1)
     by_class = np.argsort(kinds, kind="stable")
-    folds = np.empty(len(first_rows), np.int64)
-    folds[by_class] = np.arange(len(first_rows)) % FOLDS
-    return torch.from_numpy(folds[group_of])
+    numbers = np.empty(len(first_rows), np.int64)
+    numbers[by_class] = np.arange(len(first_rows)) % folds
+    return torch.from_numpy(numbers[group_of])
 
 
 # This does not use the loop of core/, which trains one network in towers of equal size and adds
-# their vectors across processes. Here one linear layer holds up to five heads, on features that are
-# in memory. All heads see the batches of the run's plan, and a mask removes each head's held-out
-# fifth from its loss, which a tower cannot do. The update is `State.apply`, as everywhere.
+# their vectors across processes. Here one linear layer holds the heads of all folds, on features
+# that are in memory. All heads see the batches of the run's plan, and a mask removes each head's
+# own fold from its loss, which a tower cannot do. The update is `State.apply`, as everywhere.
 def _trained(
-    bound: BoundRecipe, state: State, train_set: Dataset, fold_of: Tensor, folds: int
+    bound: BoundRecipe,
+    state: State,
+    train_set: Dataset,
+    numbers: Tensor,
+    folds: int,
+    parts: int,
 ) -> State:
     """Return one linear layer with the outputs of `folds` heads one after the other, each trained
-    without its fold. All start from zeros.
+    without its fold. All start from zeros. `numbers` has the fold of each image, of `parts` folds.
     """
     recipe = bound.recipe
     device = train_set.labels.device
@@ -297,8 +322,8 @@ def _trained(
             label_smoothing=recipe.label_smoothing,
             each=True,
         )
-        kept = fold_of[rows, None] != torch.arange(folds, device=device)
-        weight = FOLDS / (FOLDS - 1) / len(rows)
+        kept = numbers[rows, None] != torch.arange(folds, device=device)
+        weight = parts / (parts - 1) / len(rows)
         loss = (losses.view(kept.shape) * kept).sum() * weight
         gradients = torch.autograd.grad(loss, layer)
         flat = torch.cat([gradient.flatten() for gradient in gradients])

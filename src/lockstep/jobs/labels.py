@@ -43,7 +43,7 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
     paths = [paths[row] for row in rows.tolist()]
     doubts = task_of(every).doubts(every.labels[rows].cpu(), probabilities.cpu())
     doubtful = records_of(doubts, paths, every.classes)
-    return {"folder": str(spec.placement.data), "images": len(every), "doubtful": doubtful}
+    return {"folder": str(surveyed.root), "images": len(every), "doubtful": doubtful}
 
 
 def records_of(doubts: list[Doubt], paths: list[str], classes: tuple[str, ...]) -> list[Record]:

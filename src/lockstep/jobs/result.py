@@ -24,6 +24,7 @@ from lockstep.runs.run_folder import RunFolder
 from lockstep.text import (
     cell_text,
     counted,
+    folds_text,
     gpu_text,
     listed,
     noted,
@@ -35,7 +36,7 @@ from lockstep.text import (
 # returns all others but the link.
 STATED = (
     "train_s total_s images_per_s steps_per_s gpu_utilization peak_memory_bytes processes device "
-    "versions model_source sessions mixed_arithmetic run"
+    "versions model_source sessions mixed_arithmetic run folds"
 )
 
 
@@ -151,6 +152,8 @@ class Result:
             lines.append(
                 ("confident", f"{of}, accuracy {cell_text(accuracy)} (target: {share:.0%})")
             )
+        if "folds" in record:
+            lines.append(("folds", folds_text(record["folds"])))
         lines += [("warning", text) for text in record["warnings"]]
         lines += [("left out", text) for text in left_out]
         lines += [("weights", str(model)), ("speed", f"{rate_text(record)}; {seconds}")]

@@ -11,6 +11,7 @@ from lockstep.files import Record
 from lockstep.hardware import peak_memory_bytes
 from lockstep.jobs.agreement import require_agreement, require_equal_states, restore
 from lockstep.jobs.context import Context
+from lockstep.jobs.folds import divided
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.writer import RunWriter, open_run
@@ -43,6 +44,9 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
         for text in replica.splits["train"].notes:  # Later commands do not repeat them.
             logger.warning(text)
         identity = require_agreement(replica)
+        folds = None
+        if ctx.first and spec.placement.folds:
+            folds = divided(replica, spec.placement.folds)
 
         writer = stack.enter_context(open_run(spec, ctx, replica, identity))
         writer.begin(restore(replica, writer.checkpoint))
@@ -79,7 +83,7 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
         evaluations = evaluations or _evaluate(replica, writer, ctx)
         require_equal_states(replica.state, ctx.group)
         memory = ctx.group.gather(torch.tensor([peak_memory_bytes(ctx.device)]))
-        return writer.finish(evaluations, memory.flatten().tolist())
+        return writer.finish(evaluations, memory.flatten().tolist(), folds)
 
 
 def _evaluate_if_due(replica: Replica, writer: RunWriter, ctx: Context) -> dict[str, Score]:

@@ -3,9 +3,12 @@ listeners.
 """
 
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from lockstep import hardware
 from lockstep.config.placement import Placement
@@ -19,15 +22,19 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Record, open_to_write
 from lockstep.jobs.agreement import require_equal_states, require_same_data
 from lockstep.jobs.context import Context
+from lockstep.jobs.folds import cross_validated
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import result_of
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import detail_lines, host_lines, placement_lines, startup_lines
 from lockstep.listeners import console
 from lockstep.listeners.metrics import MetricsFile
+from lockstep.pictures.hub import provenance
 from lockstep.runs.provenance import is_mixed, warn_of_changes
 from lockstep.runs.run_folder import RunFolder
+from lockstep.schema import dotted
 
+_WAIT_S = 30.0  # for trackers, at the end of a run
 _LOG_EVERY = 10  # steps between two lines of log.txt, and two rows of metrics.jsonl
 
 
@@ -105,6 +112,7 @@ class RunWriter:
         checkpoint: the checkpoint that a resumed run continues from, in process 0, or None.
         policy: when the run is saved and evaluated.
         log: sends events to the listeners of process 0.
+        log_id: the run's name where it is logged to, in process 0; "": it is not.
     """
 
     spec: TrainSpec
@@ -112,6 +120,7 @@ class RunWriter:
     replica: Replica
     identity: Record
     folder: RunFolder | None
+    log_id: str = ""
 
     def __post_init__(self) -> None:
         """Begin to write. Raises: LockstepError if the run was trained on other data."""
@@ -144,6 +153,16 @@ class RunWriter:
                 self.replica.network,
                 resumed=self.checkpoint.step if self.checkpoint else None,
             )
+        if placement.log_to:
+            from lockstep.listeners.trackers import Tracker
+
+            known = [session["log_id"] for session in folder.earlier if "log_id" in session]
+            self.log_id = known[0] if known else f"{folder.path.name}-{uuid.uuid4().hex[:8]}"
+            recipe = dotted(self.spec.recipe.model_dump(mode="json"))
+            # The launcher takes a process that waits longer for one that hangs.
+            wait_s = min(_WAIT_S, placement.timeout / 2)
+            for library in placement.log_to:
+                yield Tracker(library, self.log_id, recipe, every, begun=bool(known), wait_s=wait_s)
 
     def begin(self, metadata: Record) -> None:
         """Continue from a checkpoint's `metadata`. Record this session, and print its start."""
@@ -158,8 +177,10 @@ class RunWriter:
             "processes": replica.group.processes,
             **placement.model_dump(mode="json", include={"data", "init"}),
             "placement": placement.model_dump(
-                include={"timeout", "eval_every", "save_every", "keep"}
+                include={"timeout", "eval_every", "save_every", "keep", "folds"}
             ),
+            **({"log_id": self.log_id} if self.log_id else {}),
+            **provenance(placement.data),
             **self.identity,
         }
         self.folder.begin(step, session, evaluation=self.policy.should_evaluate(step))
@@ -241,10 +262,12 @@ class RunWriter:
         self.log.note(*console.block([("stopped", done), ("resume", again)]))
         self.ctx.send("stopped", True)
 
-    def finish(self, scores: dict[str, Score], memory: list[int]) -> Record | None:
+    def finish(
+        self, scores: dict[str, Score], memory: list[int], folds: Tensor | None
+    ) -> Record | None:
         """Write the model and the result, and print the end block. Return the result in process 0.
 
-        `memory` is each process's peak, in bytes.
+        `memory` is each process's peak, in bytes, and `folds` the fold of each image, or None.
         """
         replica, folder = self.replica, self.folder
         if folder is None:
@@ -252,10 +275,12 @@ class RunWriter:
         folder.saver.require_saved()
         # To find out which answers are confident may take as long as the training.
         with self.ctx.signals_end_at_once(True):
+            tested = {} if folds is None else {"folds": cross_validated(replica, folds)}
             mixed = is_mixed(folder.earlier, self.identity)
             result = result_of(replica, scores)
-            record = result.record(self.log, folder, self.spec.started, memory, mixed)
+            record = result.record(self.log, folder, self.spec.started, memory, mixed) | tested
         folder.finish(record, result.tensors, result.metadata)
+        self.log.result(record)
         self.log.note(*console.block(result.lines(record, folder.model)))
         return record
 

@@ -1,3 +1,3 @@
-"""Listeners: the observers of a run that report it: console, log.txt, metrics.jsonl and
-TensorBoard.
+"""Listeners: the observers of a run that report it: console, log.txt, metrics.jsonl,
+TensorBoard and trackers such as MLflow.
 """

@@ -7,6 +7,7 @@ from pathlib import Path
 from lockstep.files import Record
 from lockstep.pages.page import Picture, Section, address, render
 from lockstep.pictures.decode import Decoding, decode_image
+from lockstep.pictures.rows import read_picture
 from lockstep.text import plural
 
 _LINES, _PICTURES = 20, 500  # --json has all
@@ -26,7 +27,7 @@ def page(record: Record) -> str:
     folder, pictures = record["folder"], []
     for image in record["doubtful"][:_PICTURES]:
         path, both = image["path"], _both(image)
-        source = address(decode_image(Path(folder, path), Decoding(_PICTURE_PX)))
+        source = address(decode_image(read_picture(Path(folder, path)), Decoding(_PICTURE_PX)))
         pictures.append(Picture(source, ", ".join([path, *both]), [*both, path]))
     return render(
         folder, [Section("Doubtful labels", [_summary(record, _PICTURES)], pictures=pictures)]

@@ -87,8 +87,8 @@ def render(
     )
 
 
-def template(package: str) -> "Template":
-    """Return the template of the page of a package. Texts in it may hold any characters: they are
+def template(package: str, name: str = "page.html.jinja") -> "Template":
+    """Return a template of a package. Texts in it may hold any characters: they are
     escaped.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -100,7 +100,7 @@ def template(package: str) -> "Template":
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: printable(value, _KEPT) if type(value) is str else value,
-    ).get_template("page.html.jinja")
+    ).get_template(name)
 
 
 def spotlit(pixels: NDArray[np.uint8], evidence: NDArray[np.float64]) -> NDArray[np.uint8]:

@@ -11,6 +11,7 @@ from lockstep.schema import dotted
 from lockstep.text import (
     cell_text,
     duration,
+    folds_text,
     gpu_text,
     label_rows,
     loss_text,
@@ -25,6 +26,11 @@ _CONFIDENT = (
     "An answer is confident if its probability reaches a threshold. The threshold is chosen on "
     "training images that were held out, so that the target share of such answers is right. It "
     "holds for pictures like the training ones."
+)
+_FOLDS = (
+    "Each picture was classified by a head that was trained without it, its group and pictures "
+    "that look like it. These heads judge the recipe. The head of this run is another one, and all "
+    "other sections are about it."
 )
 _EVIDENCE = (
     "The copy beside each image is bright where the image speaks for the class named below it, and "
@@ -53,6 +59,8 @@ def page(run: Run, record: Record | None = None, lacking: str | None = None) -> 
         notes += record["notes"]
         found = labels(record) if "f1" in record else confusion(record)
         judged = [found, calibration(record), *pictures(record)]
+    if result and "folds" in result:
+        judged.append(folds(result["folds"]))
     sections = [training(run), *judged, provenance(run)]
     return render(f"Run {run.path.resolve().name}", sections, headline(run, record), notes)
 
@@ -185,6 +193,18 @@ def calibration(record: Record) -> Section:
     answers = words.answers.format(record["split"])
     head = ["target", "threshold", f"coverage of {answers}", "accuracy of confident answers"]
     return Section("Calibration and confident answers", [text, _CONFIDENT], table=Table(head, rows))
+
+
+def folds(record: Record) -> Section:
+    """Return the section of the cross-validation, by its record in result.json."""
+    names = "examples", "correct", "accuracy"
+    rows = [
+        [str(number), *(cell_text(one[name]) for name in names)]
+        for number, one in enumerate(record["each"], 1)
+    ]
+    head = ["fold", "images", "correct", "accuracy"]
+    texts = [f"Accuracy {folds_text(record)}.", _FOLDS]
+    return Section("Cross-validation", texts, table=Table(head, rows))
 
 
 def pictures(record: Record) -> list[Section]:

@@ -17,10 +17,12 @@ from lockstep.text import listed
 def by_folders(root: Path, source: LabelSource, partial: bool) -> Manifest:
     """Return the manifest of `root` whose classes are folders; see `Manifest` for the rest.
 
+    A file with images in its rows is read as a folder that has only this file.
     A class may be a link to a folder. Its name is its folder's name in Unicode's composed form
     (NFC), so that macOS and Linux agree on it. Raises: OSError if `root` cannot be read.
     """
-    listing = Listing(root, {}, [], Counter(), [], [])
+    folder, only = (root, "") if root.is_dir() else (root.parent, root.name)
+    listing = Listing(folder, {}, [], Counter(), [], [], only)
     splits, problems = _splits(listing, partial)
     rows: dict[str, Row] = {}
     unlabelled: list[str] = []

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from lockstep import files
 from lockstep.pictures import decode
-from lockstep.pictures.decode import UnreadableImageError, read_image
+from lockstep.pictures.decode import UnreadableImageError
 from lockstep.pictures.listing import no_collections
 from lockstep.pictures.manifest import Manifest
+from lockstep.pictures.rows import read_picture
 from lockstep.pictures.threads import in_threads
 
 Facts = tuple[Any, ...]  # the fields of `Photo` from `cause` on
@@ -73,7 +74,10 @@ def read_photos(manifest: Manifest) -> list[Photo]:
             index.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(files.locked(index.with_suffix(".lock"), doing))
         known = _load(index, manifest)
-        unknown = [path for path in manifest.rows if path not in known]
+        # in the order in which they are stored
+        unknown = [
+            path for path in manifest.listing.images if path in manifest.rows and path not in known
+        ]
         add = held.enter_context(_adding_to(index))
 
         def examine(path: str) -> None:
@@ -94,7 +98,7 @@ def index_file(root: Path) -> Path:
 def _examined(path: Path) -> Facts:
     sha256 = ""
     try:
-        data = read_image(path)
+        data = read_picture(path)
         sha256 = hashlib.sha256(data).hexdigest()
         return "", sha256, *decode.inspect_image(data)
     except UnreadableImageError as error:

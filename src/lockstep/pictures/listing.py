@@ -9,14 +9,17 @@ import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import near, stamps
 from lockstep.pictures.foreign import named_format
+from lockstep.pictures.rows import SUFFIXES, image_paths
 
-TABLES = {"csv", "tsv"}
+TABLES = {"csv", "tsv", "jsonl"}
+_LISTS = {"txt", "lst", "list"}  # or any other text
 _IMAGES = re.compile(
     "jpg|jpeg|jpe|jfif|png|webp|bmp|dib|gif|tif|tiff|heic|heif|hif|avif|ppm|pgm|pbm|pnm"
 )
@@ -61,8 +64,9 @@ class Listing(NamedTuple):
         images: path -> `files.stamps`; () if the file cannot be examined, as a link to nowhere.
         links: links to folders that were not followed.
         others: suffix -> number of files that are not read as images.
-        tables: the CSV files, which may be tables of labels.
+        tables: the files that may be tables of labels.
         problems: what cannot be read, one sentence each.
+        only: the name of the one file in the folder that counts, "" if all do.
     """
 
     root: Path
@@ -71,11 +75,12 @@ class Listing(NamedTuple):
     others: Counter[str]
     tables: list[str]
     problems: list[str]
+    only: str = ""
 
     def folders(self, path: str) -> list[str]:
         """Return the sorted names of the folders in a folder."""
         folder = self.root / path
-        names = os.listdir(folder)
+        names = [] if self.only else os.listdir(folder)
         return sorted(name for name in names if not is_foreign(name) and (folder / name).is_dir())
 
     def add(self, path: str, deep: bool) -> list[str]:
@@ -99,6 +104,8 @@ class Listing(NamedTuple):
                 # No file of a system has the suffix of an image, so most names are not searched.
                 if name[0] == "." or (not image and is_foreign(name)):
                     continue
+                if self.only not in ("", name):
+                    continue
                 file = f"{folder}/{name}" if folder else name
                 seen: tuple[int, ...] = ()
                 try:
@@ -116,16 +123,27 @@ class Listing(NamedTuple):
                 elif stat.S_ISREG(mode) and (image or is_image(entry.path)):
                     images[file] = seen
                 else:
-                    self.others[suffix] += 1
-                    if suffix in TABLES:
+                    rows = list[str]()
+                    # Without pyarrow, it is a file like others, as it may lie beside images.
+                    if suffix in SUFFIXES and find_spec("pyarrow"):
+                        prefix = file.removesuffix(name)
+                        try:
+                            rows = [prefix + row for row in image_paths(self.root / file)]
+                        except LockstepError as error:
+                            self.problems.append(f"{prefix}{error}")
+                        images |= dict.fromkeys(rows, seen)
+                    self.others.update([suffix] * (not rows))
+                    if rows or suffix in TABLES | _LISTS:
                         self.tables.append(file)
         self.images.update(images)
         return sorted(images)
 
 
 def require_folder(path: Path) -> None:
-    """Raise a LockstepError that says what `path` is unless it is a folder."""
-    if path.is_dir():
+    """Raise a LockstepError that says what `path` is unless it is a folder, or a file with images
+    in its rows.
+    """
+    if path.is_dir() or (path.is_file() and image_paths(path)):
         return
     if path.exists():
         problem = f"{path} is a file"

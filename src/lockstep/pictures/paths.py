@@ -19,12 +19,16 @@ class PathIndex:
     def __init__(self, root: Path, paths: Collection[str]) -> None:
         """Take the `paths` of images relative to the folder `root`."""
         self.root = root.resolve()
-        # By the path from the folder's name on, in Unicode's composed form; None for several.
-        self._wholes: dict[str, str | None] = {}
-        for path in paths:
-            whole = unicodedata.normalize("NFC", f"{self.root.name}/{path}")
-            self._wholes[whole] = None if whole in self._wholes else path
         self._paths = paths
+
+    @cached_property
+    def _wholes(self) -> dict[str, str | None]:
+        """By the path from the folder's name on, in Unicode's composed form; None for several."""
+        wholes: dict[str, str | None] = {}
+        for path in self._paths:
+            whole = unicodedata.normalize("NFC", f"{self.root.name}/{path}")
+            wholes[whole] = None if whole in wholes else path
+        return wholes
 
     # Most tables name whole paths, and the ends of a million take seconds.
     @cached_property
@@ -46,6 +50,10 @@ class PathIndex:
     def _names(self) -> set[str]:
         """The names of the images' files without their suffix."""
         return {_stem(whole.rpartition("/")[2]) for whole in self._wholes}
+
+    def about_one(self, path: str) -> bool:
+        """Return whether a text has the name of an image, but for its suffix."""
+        return path.lower().endswith(".txt") and _stem(path.rpartition("/")[2]) in self._names
 
     def _at(self, end: str) -> list[str]:
         """Return the paths that end so, with or without their suffix."""

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -136,11 +136,18 @@ class RowCache:
             rows = [-1 if row in damaged else row for row in rows]
         return torch.tensor(rows, dtype=torch.int64)
 
-    def find_or_make(self, ids: Sequence[bytes], make: Callable[[int], Bytes], what: str) -> Tensor:
+    def find_or_make(
+        self,
+        ids: Sequence[bytes],
+        make: Callable[[int], Bytes],
+        what: str,
+        order: Callable[[int], Any] = int,
+    ) -> Tensor:
         """Return the row of each of `ids`, int64 [N]. Rows that are missing are made and added.
 
         `make` returns the row (H, W, C) of a position in `ids`. Threads call it at the same time.
-        `what` names the rows for messages. Of several programs at once, one writes and the others
+        `what` names the rows for messages. They are made in the `order` of the keys of their
+        positions. Of several programs at once, one writes and the others
         wait for it.
         Raises: LockstepError, also of `make`; the rows made before it are kept.
         """
@@ -154,6 +161,7 @@ class RowCache:
             self._check()
             new = [item for item in missing.items() if item[0] not in self._row_of]
             if new:
+                new.sort(key=lambda item: order(item[1]))
                 self._add(new, make, what)
         self._open()
         rows = self.find(ids)

@@ -1,6 +1,6 @@
 """Images that look alike: copies of another size or format, or photos taken one after the other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -22,6 +22,7 @@ _LEAST_PX = 64
 _PLAIN = 16  # Two hashes with fewer set bits are never alike.
 # Comparisons that training makes to warn of images that are alike: less than a second.
 _AT_START = 40_000_000
+_MOST = 30_000  # that are compared with each other, in seconds
 
 
 def near_duplicates(splits: Mapping[str, Sequence[Photo]]) -> list[list[str]]:
@@ -56,6 +57,17 @@ def cautions(splits: Mapping[str, Sequence[Photo]], root: object) -> dict[str, s
     return texts
 
 
+def lookalikes(photos: Sequence[Photo]) -> Iterator[NDArray[np.int64]]:
+    """Yield for each photo the numbers of it and all that look like it, if there are any. Nothing
+    is compared if there are more than `_MOST`.
+    """
+    large = [photo.shorter_side >= _LEAST_PX for photo in photos]
+    hashes = _dhashes(photos) * np.array(large)[:, None]
+    for own in hashes if len(photos) <= _MOST else ():
+        if len(alike := _alike(hashes.T, own)[0]) > 1:
+            yield alike
+
+
 def _large(photos: Sequence[Photo]) -> list[Photo]:
     return [photo for photo in photos if photo.shorter_side >= _LEAST_PX]
 
@@ -80,17 +92,26 @@ def _nearest(hashes: NDArray[np.uint64], others: NDArray[np.uint64]) -> dict[int
     nearest: dict[int, int] = {}
 
     def compare(number: int) -> None:
-        own = others[number][:, None]
-        counts = np.bitwise_count(columns ^ own)
-        differing = counts[0] + counts[1]
-        counts = np.bitwise_count(columns | own)
-        either = counts[0] + counts[1]
-        alike = np.flatnonzero((differing <= either // _ALIKE) & (either >= _PLAIN))
+        alike, distances = _alike(columns, others[number])
         if len(alike):
-            nearest[number] = int(alike[(differing[alike] / either[alike]).argmin()])
+            nearest[number] = int(alike[distances.argmin()])
 
     in_threads("comparing the images of two splits", compare, range(len(others)))
     return nearest
+
+
+def _alike(
+    columns: NDArray[np.uint64], own: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return which hashes, `columns` [2, n], are alike to the hash `own` [2], and the share of the
+    set bits that differs for each.
+    """
+    counts = np.bitwise_count(columns ^ own[:, None])
+    differing = counts[0] + counts[1]
+    counts = np.bitwise_count(columns | own[:, None])
+    either = counts[0] + counts[1]
+    alike = np.flatnonzero((differing <= either // _ALIKE) & (either >= _PLAIN))
+    return alike, differing[alike] / either[alike]
 
 
 def _dhashes(photos: Sequence[Photo]) -> NDArray[np.uint64]:

@@ -33,7 +33,7 @@ from lockstep.text import few, listed, noted, plural
 _USUAL = ("", "train", "val", "valid", "validation", "test")
 _LISTED = 20  # files that an error lists
 
-_UNREAD_TABLES = {"json", "jsonl", "xlsx", "xls", "ods", "parquet"}
+_UNREAD_TABLES = {"json", "xlsx", "xls", "ods", "parquet"}
 # What is said of images that are equal -> in what they differ, and what is the same.
 _EQUAL = (
     ("in several classes: the labels contradict each other", "labels", "sha256"),
@@ -355,7 +355,7 @@ def _explained(manifest: Manifest, problems: list[str]) -> list[str]:
     if it is known. It replaces them where no image has a class.
     """
     listing = manifest.listing
-    known = named_format(listing.root, bool(listing.images)) if problems else ""
+    known = named_format(listing.root / listing.only, bool(listing.images)) if problems else ""
     return [known, *(problems if manifest.rows else ())] if known else problems
 
 

@@ -1,25 +1,23 @@
-"""A table of labels: a CSV whose columns name the file and the class of each image, and perhaps its
+"""A table of labels, whose columns name the file and the class of each image, and perhaps its
 split and group. With multi-label data, columns of 0 and 1 may be the labels.
 
-Names of columns count without case, spaces, dashes and underscores. Commas, semicolons and tabs are
-read as delimiters.
+Names of columns count without case, spaces, dashes and underscores.
 """
 
-import codecs
 import csv
 import io
 import os
 import re
-import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError, option
-from lockstep.files import read_bytes
+from lockstep.pictures.cells import Cells, cells_of
 from lockstep.pictures.manifest import LabelSource
 from lockstep.pictures.names import typed
 from lockstep.pictures.paths import OTHER, PathIndex
+from lockstep.pictures.rows import JOINED
 from lockstep.text import few, listed, plural
 
 # The names of a column; messages give the first ones.
@@ -39,14 +37,9 @@ _WORDS = {
     "split": ["split"],
     "group": ["group"],
 }
-_MAX_BYTES = 1 << 28
 _SAMPLE = 200  # rows that show which column names files
 _SHOWN = 20  # columns in a message
 _ABSENT = -1  # the place of a column that a table lacks
-# The first line of some spreadsheets, which states the delimiter.
-_DELIMITER = re.compile(r'\s*"?sep=(.)', re.I)
-# How the tables of `pages/prediction_table.py` begin: they hold answers, not labels.
-_PREDICTIONS = re.compile("file,(true_labels?,)?labels?,probability,marks?,error,")
 MINUS = "\N{MINUS SIGN}"  # a dash of typography, as spreadsheets write it
 # What a cell says of a label: 1 yes, 0 no, and -1 no where nothing says 0.
 _TRUTH = {
@@ -57,23 +50,24 @@ _TRUTH = {
 
 
 class Line(NamedTuple):
-    """What a table says of an image: the cell that names its file, its labels, and its split and
-    group or "".
+    """What a table says of an image: the cell that names its file, its labels or None, and its
+    split and group or "".
     """
 
     file: str
-    labels: tuple[str, ...]
+    labels: tuple[str, ...] | None
     split: str
     group: str
 
 
 class Table(NamedTuple):
-    """The lines of a table. They have no labels if no column names them.
+    """The lines of a table. Their labels are None if no column names them.
 
     title: the name of its file, with the header.
     folder: where the file is: a path that begins with the name of the scanned folder.
     columns: the names of the columns that are labels, with 0 and 1 in them.
     note: what a user should know of how its cells are read, or "".
+    alone: whether no other such table may be in its folder, as it might be another version of it.
     """
 
     title: str
@@ -81,24 +75,27 @@ class Table(NamedTuple):
     lines: list[Line]
     columns: list[str]
     note: str
+    alone: bool
 
 
-def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool) -> Table | None:
+def read_table(
+    path: str, index: PathIndex, source: LabelSource, by_folder: bool, strict: bool
+) -> Table | None:
     """Return the table of labels `path`, relative to the scanned folder. None: it names no images,
     or it has the answers of a classifier.
 
     A table in that folder must name them, and all must name classes, unless these are known
-    `by_folder`. With multi-label data, columns may be labels, and a cell may be empty.
+    `by_folder`. Unless it is `strict`, a table may have splits or groups alone, and lack columns
+    that the user has stated, as another table may have them. With multi-label data, columns may be
+    labels, and a cell may be empty.
     Raises: LockstepError if the table cannot be read, or leaves a doubt.
     """
     name = os.path.basename(path)
     try:
-        data = read_bytes(index.root / path, _MAX_BYTES)
-        wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        text = unicodedata.normalize("NFC", data.decode("utf-16" if wide else "utf-8-sig"))
-        return None if _PREDICTIONS.match(text) else _table(text, path, index, source, by_folder)
+        cells = cells_of(index.root, path)
+        return cells and _table(cells, path, index, source, by_folder, strict)
     except UnicodeDecodeError as error:
-        number = data[: error.start].count(b"\n") + 1
+        number = error.object[: error.start].count(b"\n") + 1
         raise LockstepError(
             f"{name}: line {number} is not in UTF-8: save it as CSV in UTF-8"
         ) from None
@@ -108,30 +105,28 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
 
 
 def _table(
-    text: str, path: str, index: PathIndex, source: LabelSource, by_folder: bool
+    cells: Cells,
+    path: str,
+    index: PathIndex,
+    source: LabelSource,
+    by_folder: bool,
+    strict: bool,
 ) -> Table | None:
-    """Return the table that has this `text`; see `read_table`. Raises: also csv.Error."""
+    """Return the table that has these `cells`; see `read_table`. Raises: also csv.Error."""
     folder, name = os.path.split(os.path.normpath(f"{index.root.name}/{path}"))
-    stated = _DELIMITER.match(text)
-    delimiter = stated[1] if stated else max(",;\t", key=text.strip().partition("\n")[0].count)
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    stripped = ((lines.line_num, [cell.strip() for cell in line]) for line in lines)
-    numbered = ((number, line) for number, line in stripped if any(line))
-    if stated:
-        next(numbered)
-    _, header = next(numbered, (0, []))
+    header, numbered = cells.header, cells.lines
     sample = [*islice(numbered, _SAMPLE)]
-    naming = dict[int, str]()  # place -> what its cells have before the path
-    for place, title in enumerate(header):
-        cells = [line[place] for _, line in sample if place < len(line)]
+    naming = {0: ""} if cells.own else {}  # place -> what its cells have before the path
+    for place, title in enumerate(() if cells.own else header):
+        texts = [line[place] for _, line in sample if place < len(line)]
         # Numbers are often something else than names of files, unless the column is called so.
-        numbers = all(map(str.isdigit, cells)) and _plain(title) not in _WORDS["file"]
-        prefix = None if numbers else index.prefix_in(cells, folder)
+        numbers = all(map(str.isdigit, texts)) and _plain(title) not in _WORDS["file"]
+        prefix = None if numbers else index.prefix_in(texts, folder)
         if prefix is not None:
             naming[place] = prefix
     if not naming and (by_folder or path.startswith("../")):
         return None
-    if any(index.find(title, folder) for title in header):
+    if not cells.own and any(index.find(title, folder) for title in header):
         raise LockstepError(
             f"{name} begins with a row of an image: put a line with the names of its columns "
             f"before it, as file,label"
@@ -142,11 +137,11 @@ def _table(
             f"for each image"
         )
     places = [
-        _place(name, header, naming, "file", None, True),
-        _place(name, header, naming, "split", source.split_column, False),
-        _place(name, header, naming, "group", source.group_column, False),
+        0 if cells.own else _place(name, header, naming, "file", None, needed=True),
+        _place(name, header, naming, "split", source.split_column, strict=strict),
+        _place(name, header, naming, "group", source.group_column, strict=strict),
     ]
-    binary, column = list[int](), source.label_column
+    binary, column = list[int](), source.label_column or cells.label
     asked = column or (source.multi_label and not source.label_separator)
     if not by_folder and (asked or not _named(header, "class")):
         first = [line for _, line in sample]
@@ -154,8 +149,12 @@ def _table(
     columns = binary if source.multi_label else []
     cell = _ABSENT
     if not columns:
-        cell = _place(name, header, naming, "class", column, not by_folder, binary)
+        other = cells.split or max(places[1:]) != _ABSENT
+        needs_class = not by_folder and (strict or not other)
+        strict = strict or not other
+        cell = _place(name, header, naming, "class", column, binary, needs_class, strict)
     needed = [*places, *columns] if source.multi_label else [*places, cell]
+    labelled = bool(columns) or cell != _ABSENT
     prefix = naming.get(places[0], "")
     read = list[Line]()
     said = dict[int, int]()  # what cells say of labels -> the first line that does
@@ -164,9 +163,9 @@ def _table(
             del line[len(header) :]
         if len(line) != len(header):
             raise LockstepError(
-                f"{name}: line {number} has {plural(len(line), 'cell')}, and the first line "
-                f"{len(header)}: correct it, with quotes around a cell that has {delimiter!r} "
-                f"in it"
+                f"{name}{cells.at}{number} has {plural(len(line), 'cell')}, and the first line "
+                f"{len(header)}: correct it, with quotes around a cell that has a "
+                f"delimiter in it"
             )
         for place in needed:
             if place != _ABSENT and not line[place]:
@@ -176,28 +175,36 @@ def _table(
                 elif place == cell:
                     correct += f", or add {option('multi_label', True)} if it has no label"
                 raise LockstepError(
-                    f"{name}: line {number} has an empty cell in the column "
+                    f"{name}{cells.at}{number} has an empty cell in the column "
                     f"{header[place]!r}: {correct}"
                 )
         line.append("")  # at `_ABSENT`
         file, split, group, label = (line[place] for place in (*places, cell))
-        labels = [label] if label else []
+        labels = [*filter(None, label.split(JOINED))]
+        if len(labels) > 1 and not source.multi_label:
+            raise LockstepError(
+                f"{name}{cells.at}{number} has several labels, {few(labels)}: keep one, or add "
+                f"{option('multi_label', True)}"
+            )
         for place in columns:
             truth = _truth(line[place])
             if truth is None:
                 raise LockstepError(
-                    f"{name}: line {number} has {line[place]!r} in the column {header[place]!r}, "
-                    f"where 0 or 1 is allowed: correct it, or name the other columns as "
-                    f"{option('label_column')}"
+                    f"{name}{cells.at}{number} has {line[place]!r} in the column "
+                    f"{header[place]!r}, where 0 or 1 is allowed: correct it, or name the "
+                    f"other columns as {option('label_column')}"
                 )
             said.setdefault(truth, number)
             if truth == 1:
                 labels.append(header[place])
         if prefix:
             file = file.replace("\\", "/").removeprefix(prefix)
-        read.append(Line(file, tuple(sorted(labels)), split, group))
+        known = tuple(sorted(labels)) if labelled else None
+        read.append(Line(file, known, split or cells.split, group))
     title = f"{name} ({', '.join(header[:_SHOWN])})"
-    return Table(title, folder, read, [header[place] for place in columns], _signs(name, said))
+    note = _signs(name, said)
+    alone = labelled and not (cells.own or cells.split)
+    return Table(title, folder, read, [header[place] for place in columns], note, alone)
 
 
 def _label_columns(
@@ -284,13 +291,15 @@ def _place(
     naming: Collection[int],
     what: str,
     stated: str | None,
-    needed: bool,
     binary: Sequence[int] = (),
+    needed: bool = False,
+    strict: bool = True,
 ) -> int:
     """Return the place of the column for `what` in the table `name`; `_ABSENT` if it is absent, and
     not `needed`.
 
-    It is the column that the user has `stated`, or that has a usual name.
+    It is the column that the user has `stated`, which may be absent unless the table is `strict`,
+    or that has a usual name.
     The contents of those at `naming` decide between several that may name the files, or none.
     Raises: LockstepError if a needed one is absent, or several are left. It names those that are
     `binary`.
@@ -305,7 +314,7 @@ def _place(
             if len(columns) == 1 and naming
             else [place for place in naming if place in columns] or columns or [*naming]
         )
-    if len(columns) > 1 or ((needed or stated) and not columns):
+    if len(columns) > 1 or ((needed or (stated and strict)) and not columns):
         which = f"none called {stated!r} names" if stated else "none names"
         if columns:
             which = f"{listed([repr(header[place]) for place in columns])} may each name"

@@ -9,7 +9,7 @@ from lockstep import hardware
 from lockstep.messages import progress
 
 T = TypeVar("T")
-_AT_A_TIME = 16  # items that a thread takes
+AT_A_TIME = 16  # items that a thread takes
 
 
 def in_threads(description: str, work: Callable[[T], object], items: Sequence[T]) -> None:
@@ -17,7 +17,7 @@ def in_threads(description: str, work: Callable[[T], object], items: Sequence[T]
 
     An error of `work`, or of a signal, is raised when each thread has finished its item.
     """
-    parts = [items[first : first + _AT_A_TIME] for first in range(0, len(items), _AT_A_TIME)]
+    parts = [items[first : first + AT_A_TIME] for first in range(0, len(items), AT_A_TIME)]
 
     ended = threading.Event()
 

@@ -80,6 +80,7 @@ class SessionEntry(Entries):
     data_sha256: dict[str, str] = {}
     model_source: dict[str, str] = {}
     placement: dict[str, str | int | float | None] = {}
+    log_id: str = ""
     device: str = ""
     versions: dict[str, str | None] = {}
 

@@ -37,7 +37,7 @@ _KINDS = {"data_sha256": "data", "classes": "classes", "probe": "probe", "decode
 _PACKAGES = ("torch", "numpy", "safetensors", "pillow")
 _OF_MODELS = ("timm", "torchvision")  # They count if the model's code has imported them.
 # when a session began, where its files were, and what it recorded
-_NOT_COMPARED = {"step", "data", "init", "placement"}
+_NOT_COMPARED = {"step", "data", "init", "placement", "hub"}
 _SHA256_DIGITS = 8  # that a message shows
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -1,0 +1,91 @@
+"""Datasets of the Hugging Face Hub: "hf://OWNER/NAME@REVISION" names the files of one commit, which
+huggingface_hub keeps in its cache. After the first time, they need no network.
+"""
+
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from lockstep import files
+from lockstep.errors import DATA, LockstepError
+from lockstep.files import Record
+from lockstep.messages import logger, require_modules
+from lockstep.pictures.listing import TABLES
+from lockstep.pictures.rows import SUFFIXES
+
+# A Path has lost one slash. The revision is a branch, tag or commit, or as refs/convert/parquet.
+_ADDRESS = re.compile(
+    r"hf:/+(?:datasets/)?([\w.-]+/[\w.-]+)(?:@(refs/\w+/[\w.-]+|[\w.-]+))?/?(.*?)/?"
+)
+_SNAPSHOT = re.compile(r"(.*/datasets--([\w.-]+?)--([\w.-]+)/snapshots/(\w+))(/.*)?")
+
+
+def located(given: str | Path) -> Path:
+    """Return the path that a user gave, as `files.given` does, or the folder of the dataset that
+    hf://OWNER/NAME names, with a revision as in @v1, and perhaps a folder in it. Its files are
+    downloaded unless they are here.
+
+    Raises: LockstepError, also if there is no such dataset.
+    """
+    if not str(given).startswith("hf:/"):
+        return files.given(given)
+    address = re.sub("^hf:/+", "hf://", str(given))
+    parts = _ADDRESS.fullmatch(address)
+    if parts is None:
+        raise LockstepError(
+            f"{address}: give hf://OWNER/NAME, hf://OWNER/NAME@REVISION, or a folder in it, as "
+            f"hf://OWNER/NAME@REVISION/FOLDER"
+        )
+    require_modules(address, ["huggingface_hub"], "hf")
+    from huggingface_hub import snapshot_download
+
+    name, revision, inner = parts.groups("")
+    try:
+        place = snapshot_download(
+            name,
+            repo_type="dataset",
+            revision=revision or None,
+            allow_patterns=f"{inner}/*" if inner else None,
+            ignore_patterns="*.py",
+        )
+    # also of its library for HTTP, whose name depends on its version
+    except Exception as error:
+        cause = str(error).strip().partition("\n")[0]
+        raise LockstepError(
+            f"{address} cannot be downloaded ({cause}): correct the name or the revision, or the "
+            f"connection; a private dataset needs `hf auth login`",
+            DATA,
+        ) from None
+    folder = Path(place, inner)
+    logger.info(f"{address} is {provenance(folder)['hub']['source']}, in {folder}")
+    return folder
+
+
+def provenance(folder: Path | None) -> Record:
+    """Return where the files of a `folder` in the cache of huggingface_hub are from, and the
+    SHA-256 of each table and each file with images in its rows; {} for any other folder.
+    """
+    snapshot = _SNAPSHOT.fullmatch(str(folder))
+    if folder is None or snapshot is None:
+        return {}
+    root, owner, name, commit, _ = snapshot.groups()
+    from lockstep.pictures.index import index_file  # which imports NumPy
+
+    # A later start reads only the files that have changed.
+    index = index_file(Path(root)).with_suffix(".json")
+    known: dict[str, list[object]] = {}
+    with suppress(OSError, ValueError):
+        known = files.read_json(index)
+    entries = {}
+    for path in sorted(Path(root).rglob("*.*")):
+        if path.suffix.lower()[1:] in {*TABLES, *SUFFIXES} and path.is_file():
+            file, seen = str(path.relative_to(root)), [*files.stamps(path.stat())]
+            before = known.get(file, [])
+            entries[file] = before if before[:1] == [seen] else [seen, files.sha256(path)]
+    if entries != known:
+        with suppress(OSError):
+            index.parent.mkdir(parents=True, exist_ok=True)
+            files.replace(index, json.dumps(entries).encode())
+    sums = {file: sha256 for file, (_, sha256) in entries.items()}
+    return {"hub": {"source": f"hf://{owner}/{name}@{commit}", "files": sums}}
