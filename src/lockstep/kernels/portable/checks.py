@@ -13,7 +13,6 @@ product is, so what changes in between is found, too.
 Source: algorithm-based fault tolerance (Huang and Abraham, 1984).
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,7 +31,8 @@ T = TypeVar("T")
 _DIGIT_BITS = 7  # of the digits of a sum; they are in [-64, 64), as slices are
 _OFFSET = 64
 _MOST_WEIGHT = 7
-_EXACT_BITS = 24  # of a float32 sum
+_CHUNK = 1 << 17  # elements
+_ZERO = torch.zeros((), dtype=torch.float64)
 _active = False
 
 
@@ -125,11 +125,9 @@ def convolution(
         sums.append(torch.stack(images) / torch.tensor(found.scales)[:, None])
 
     def added(found: Sums) -> None:
-        bounds = (high, high + low) if len(found.parts) > 1 else (129 * high + low,)
-        totals = map(_total, map(_by_image, found.parts), bounds)
-        sums.append(torch.stack([*totals]) / torch.tensor(found.scales)[:, None])
+        totals = [_total(_by_image(part)) for part in found.parts]
+        sums.append(torch.stack(totals) / torch.tensor(found.scales)[:, None])
 
-    high, low = weight.signed().parts.abs().sum((2, 3, 4)).amax(1).tolist()
     multiply = multiplier(x.parts.device).product
     compute = partial(backend.convolution, x, weight, at, power, added)
     shapes = x.parts.shape[1:], weight.parts.shape[1:]
@@ -194,12 +192,10 @@ def _by_image(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).reshape(len(x), -1)
 
 
-def _total(rows: Tensor, bound: int) -> Tensor:
-    """Return the sum of float32 `rows`, as float64, from slices of 7 bits times factors of at most
-    `bound`.
+def _total(rows: Tensor) -> Tensor:
+    """Return the sum of float32 `rows` as float64, which also keeps a wrong fraction of a number.
+
+    Parts of the rows stay in a core's cache.
     """
-    # So many rows have an exact sum in float32.
-    most = (1 << _EXACT_BITS) // (64 * bound + 1)
-    together = math.gcd(len(rows), 1 << max(0, most.bit_length() - 1))
-    groups = rows.reshape(-1, together, rows.shape[1])
-    return torch.matmul(rows.new_ones(1, together), groups).double().sum((0, 1))
+    count = max(1, _CHUNK // rows.shape[1])
+    return sum((part.double().sum(0) for part in torch.split(rows, count)), _ZERO)
