@@ -437,6 +437,23 @@ def portable_cost(call: Call) -> Figures:
     return {f"{about}: portable / native": portable / native, **times}
 
 
+def checked_cost(call: Call) -> Figures:
+    """Milliseconds of a portable step of one tower of the recipe WHAT, with one thread, with its
+    products checked and without.
+    """
+    about = f"{call.what}, {kind()}"
+    words = call.what, "--precision", "float32", "--portable"
+    checked, plain = (
+        1e3 * step_s(*words, *switch, data=call.data, timed=10)
+        for switch in (["--check-products"], [])
+    )
+    return {
+        f"{about}: checked / not checked": checked / plain,
+        f"{about}: checked, ms": checked,
+        f"{about}: not checked, ms": plain,
+    }
+
+
 def portable_start(call: Call) -> Figures:
     """The first start of `photos` on the folder WHAT in both arithmetics, with empty caches."""
     name = Path(call.what).name
@@ -488,6 +505,7 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
     "unfamiliar": (unfamiliar, 1),
     "folder": (folder, 3),
     "portable-accuracy": (portable_accuracy, 10),
+    "checked-cost": (checked_cost, 3),
     "portable-cost": (portable_cost, 5),
     "portable-start": (portable_start, 5),
     "million": (million, 1),

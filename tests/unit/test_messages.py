@@ -37,6 +37,8 @@ EXCEPTIONS = {
     # two of them pip's
     "commands/program.py": {"--force-reinstall", "--help", "--help-all", "--no-deps"},
     "commands/serve.py": {"--allow-origin", "--host"},
+    "commands/verify.py": {"--all", "--key", "--link", "--sample", "--signers", "--statement"}
+    | {"--statements"},
     "config/recipe.py": {"--json"},  # `toml` is for `show`
     "pictures/check.py": {"--json"},
     "pictures/foreign.py": {"--data"},  # of commands
@@ -45,6 +47,7 @@ EXCEPTIONS = {
     "jobs/verify.py": {"--from"},
     "pages/doubtful.py": {"--json"},
     "pages/runs.py": {"--init"},
+    "runs/statements.py": {"--", "--key"},
 }
 
 
@@ -84,7 +87,13 @@ def test_no_text_of_the_source_spells_an_option():
 def test_every_switch_that_a_message_turns_off_exists():
     parameters = get_command(app).commands["train"].params
     flags = {flag for parameter in parameters for flag in parameter.secondary_opts}
-    assert flags == {"--no-graphs", "--no-side-by-side", "--no-portable", "--no-multi-label"}
+    assert flags == {
+        "--no-graphs",
+        "--no-side-by-side",
+        "--no-check-products",
+        "--no-portable",
+        "--no-multi-label",
+    }
 
 
 def test_no_option_is_named_before_the_reader_is_known():

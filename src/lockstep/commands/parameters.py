@@ -72,6 +72,7 @@ _HINTS: dict[str, dict[str, Any]] = {
     "sample": {"min": 1},
     "link": {"metavar": "K", "min": 1},
     "verify.seed": {"metavar": "TEXT"},
+    **{name: {"metavar": "FILE"} for name in ("statement", "key", "statements", "signers")},
 }
 _JSON = "Print the result as JSON on stdout, one record per line, and nothing else there."
 

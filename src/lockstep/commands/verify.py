@@ -3,17 +3,20 @@
 import secrets
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import chain as joined, groupby
 from pathlib import Path
 
 import typer
 
 from lockstep.commands.plan import existing, fields_of_run
-from lockstep.commands.shell import record_of
+from lockstep.commands.shell import record_of, require_writable
 from lockstep.errors import CRASH, DATA, LockstepError, option
 from lockstep.files import Record
 from lockstep.jobs.specs import VerifySpec
 from lockstep.runs.chain import chain_of, drawn
 from lockstep.runs.run import Run
+from lockstep.runs.statements import add, read, require_ssh
 from lockstep.text import few, listed, plural
 
 _ALIKE = (
@@ -33,6 +36,10 @@ def verify(
     sample: int | None = None,
     seed: str | None = None,
     link: int | None = None,
+    statement: Path | None = None,
+    key: Path | None = None,
+    statements: Path | None = None,
+    signers: Path | None = None,
     data: Path | None = None,
     init: Path | None = None,
     processes: int | None = None,
@@ -49,6 +56,9 @@ def verify(
     A run of `lockstep train --keep all` is a chain of checkpoints. --all, --sample and --link
     replay its links. A link that is missing, exchanged or edited is an error.
 
+    --statement writes down what was replayed, signed with your SSH key. --statements computes
+    nothing: it says which links such statements of others cover.
+
     The exit code is 0 if all bits are the same, and 1 if some differ. Then the output names the
     first recorded step that differs, the tensors that differ in it, and what is different about
     this machine.
@@ -58,6 +68,8 @@ def verify(
       lockstep verify runs/big --from 400
       lockstep verify downloaded/run --from 0 --processes 4 --json
       lockstep verify downloaded/run --sample 3 --seed "a headline of today"
+      lockstep verify downloaded/run --all --statement said.jsonl --key ~/.ssh/id_ed25519
+      lockstep verify downloaded/run --statements said.jsonl --signers allowed_signers
 
     Args:
         run: Folder of a run. Nothing is written there.
@@ -69,6 +81,13 @@ def verify(
         seed: A text that the author of the run could not know in advance. Without `sample`, it
             draws one link. Default: a random text, which is printed.
         link: Replay the steps to this link of the chain from the link before it. The first is 1.
+        statement: Append a line to this file that says which links of the chain were replayed, on
+            which CPU, and whether all bits were the same.
+        key: Sign the line with the SSH key in this file. ssh-keygen does it, and asks for a
+            passphrase.
+        statements: Read such lines, and say which links they cover, by whom.
+        signers: Count the lines that keys in this file have signed. Its format is that of
+            allowed_signers of ssh-keygen.
         data: Folder of the dataset. Default: that of training.
         init: File of the weights that the run started from, to compare its initial state too.
         processes: Number of processes. Default: as in training.
@@ -76,6 +95,11 @@ def verify(
         trust_code: Execute code that a recipe file or a run names: a model or a dataset that is not
             built in.
     """
+    if bool(statements) != bool(signers):
+        raise LockstepError("--statements and --signers go together: give both")
+    if statements and signers:
+        yield from _said(existing(run), statements, signers)
+        return
     fields = fields_of_run(
         run, trust_code, data=data, init=init, processes=processes, device=device
     )
@@ -92,15 +116,29 @@ def verify(
     given = [option(name) for name, value in chosen.items() if value is not None]
     if len(given) > 1:
         raise LockstepError(f"{listed(given)} choose what to replay: give one of them")
+    if statement and (not given or start is not None):
+        raise LockstepError(
+            "--statement states links of the chain: choose them by --all, --sample 3 or --link 1"
+        )
+    if key and not statement:
+        raise LockstepError("--key signs a statement: give --statement, too")
+    if statement:
+        require_writable(statement, True, "statement")
+    if key:
+        require_ssh(key=key)
     chain: Record = {}
     if given and start is None:
         chain, fields["parts"] = _chosen(existing(run), sample, seed, link)
     if data is None and fields["placement"].data:
         chain["data"] = str(fields["placement"].data)
     record = {**record_of(VerifySpec(**fields, start=start)), **chain}
+    if statement:
+        add(statement, _statement(record), key)
     try:
         yield record
         yield from lines_of(record)
+        if statement:
+            yield f"  statement {'signed' if key else 'not signed'}, the last line of {statement}"
     finally:  # also if the reader of a pipe has gone
         if not record["same"]:
             raise typer.Exit(CRASH)
@@ -131,6 +169,60 @@ def _chosen(
     after = [(steps[-1], steps[-1])] if numbers[-1] < count else []
     chain = {"steps": steps, "sha256": links[-1].sha256, "replayed": numbers, "seed": seed}
     return {"chain": chain}, [*before, *parts, *after]
+
+
+def _statement(record: Record) -> Record:
+    """Return what a statement says of the `record` of a verification of links."""
+    chain = record["chain"]
+    return {
+        "recipe_digest": record["recipe_digest"],
+        "last": {"step": chain["steps"][-1], "sha256": chain["sha256"]},
+        "links": chain["replayed"],
+        "seed": chain["seed"],
+        "steps": sum(end - begin for begin, end in record["parts"]),
+        "same": record["same"],
+        **record["replayed_on"],
+    }
+
+
+def _said(run: Run, statements: Path, signers: Path) -> Iterator[str | Record]:
+    """Yield which links of the chain the statements of allowed signers cover, and which lines do
+    not count.
+    """
+    require_ssh(statements=statements, signers=signers)
+    links = chain_of(run)
+    lines = [*read(statements, links, run.recipe().digest(), signers)]
+    counted = [line for line in lines if not line.problem]
+    others = [line for line in counted if not line.statement["same"]]
+    signed = {
+        number: sorted({str(line.signer) for line in counted if line.covers(number)})
+        for number in range(1, len(links))
+    }
+    yield {
+        "run": str(run.path),
+        "links": signed,
+        "last": links[-1]._asdict(),
+        "statements": [asdict(line) for line in lines],
+    }
+    covered = plural(sum(map(bool, signed.values())), "link")
+    by = plural(len({*joined(*signed.values())}), "signer")
+    yield f"{covered} of {len(signed)} replayed by {by}: the same bits"
+    for names, numbers in groupby(signed, key=lambda number: few(signed[number])):
+        first, *more = [*numbers]
+        which = f"links {first} to {more[-1]}" if more else f"link {first}"
+        yield f"  {which:14} {names or 'nobody'}"
+    for line in lines:
+        stated = f"  {f'line {line.number}':14} "
+        if line.problem:
+            yield f"{stated}does not count: {line.problem}"
+            continue
+        bits = "the same bits" if line.statement["same"] else "other bits"
+        yield f"{stated}{line.signer}: {bits} on {line.statement.get('device')}"
+        if line.gap:
+            yield f"{stated}was added after a line that is not before it: removed, moved or changed"
+    yield f"  last link      {links[-1].sha256}, after {links[-1].step} steps"
+    if others or any(line.problem or line.gap for line in lines):
+        raise typer.Exit(CRASH if others else DATA)
 
 
 def lines_of(record: Record) -> Iterator[str]:

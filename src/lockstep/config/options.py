@@ -49,6 +49,7 @@ class PlacementOptions(TypedDict, total=False):
     reduction: Literal["tree", "allreduce"] | None
     graphs: bool | None
     side_by_side: bool | None
+    check_products: bool | None
     log_every: int | None
     save_every: int | None
     save_every_s: float | None

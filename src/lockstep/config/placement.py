@@ -67,6 +67,8 @@ class Placement(Settings):
         graphs: On a GPU, launch a step as one CUDA graph where that keeps its bits. Default: on.
         side_by_side: On a GPU, compute up to 8 towers of a process at the same time, each with a
             copy of the network. Default: off.
+        check_products: In portable arithmetic, compare an exact checksum of each product in
+            training: a wrong bit of a faulty CPU or memory is found in its own step. Default: off.
         log_every: Steps between two lines of the log. Default: 10 in log.txt, and a line every 10
             seconds elsewhere.
         save_every: Steps between two checkpoints. Default: 1000.
@@ -93,6 +95,7 @@ class Placement(Settings):
     reduction: Literal["tree", "allreduce"] = "tree"
     graphs: bool = True
     side_by_side: bool = False
+    check_products: bool = False
     log_every: int | None = Field(None, ge=1)
     save_every: int = Field(1000, ge=1)
     save_every_s: float = Field(30.0, ge=0)
@@ -157,6 +160,11 @@ def check(recipe: "Recipe", placement: Placement) -> None:
         raise LockstepError(
             f"{option('device', placement.device)}: name one GPU for each process, at most {most}, "
             f"as each process needs a tower"
+        )
+    if placement.check_products and recipe.arithmetic != "portable":
+        raise LockstepError(
+            f"{option('check_products', True)}: only products in portable arithmetic have an exact "
+            f"checksum, and this recipe is {recipe.arithmetic}: give {option('portable', True)}"
         )
     if placement.folds and recipe.head is None:
         raise LockstepError(

@@ -32,13 +32,16 @@ from lockstep.runs.statefile import contents_sha256
 from lockstep.text import wilson_interval
 
 
-def divided(replica: Replica, count: int) -> Tensor:
-    """Return the fold of each training image, and then of each test image, int64 [N], for `count`
-    folds.
+def divided(replica: Replica) -> Tensor | None:
+    """Return the fold of each training image, and then of each test image, int64 [N], in process 0
+    of a run that has folds; else None.
 
     Raises: LockstepError if there are fewer groups than folds, or the head is not linear.
     """
-    recipe, given = replica.recipe, option("folds", count)
+    recipe, count = replica.recipe, replica.placement.folds
+    if count is None or replica.group.process:
+        return None
+    given = option("folds", count)
     if not is_linear(recipe, replica.state):
         raise LockstepError(
             f"{given} needs a head that is one linear layer with a bias, and {recipe.head} is not: "

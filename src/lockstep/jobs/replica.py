@@ -132,6 +132,8 @@ class Replica:
         """Why a GPU computes kernel by kernel, in words; None if it does by CUDA graphs."""
         if not self.placement.graphs:
             return f"the option {option('graphs', False)}"
+        if self.placement.check_products:
+            return f"the option {option('check_products', True)}"
         return obstacle(self.recipe)
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
@@ -180,7 +182,7 @@ class Replica:
             self.state,
             log,
             ahead=not self.group.gather(torch.tensor([int(bool(obstacles))])).any(),
-            as_graph=self.placement.graphs,
+            as_graph=self.placement.graphs and not self.placement.check_products,
             side_by_side=self.placement.side_by_side,
             **options,
         )

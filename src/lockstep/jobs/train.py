@@ -15,6 +15,7 @@ from lockstep.jobs.folds import divided
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.writer import RunWriter, open_run
+from lockstep.kernels.portable.checks import checked
 from lockstep.messages import handled, logger
 
 
@@ -43,9 +44,7 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
         for text in replica.splits["train"].notes:  # Later commands do not repeat them.
             logger.warning(text)
         identity = require_agreement(replica)
-        folds = None
-        if ctx.first and spec.placement.folds:
-            folds = divided(replica, spec.placement.folds)
+        folds = divided(replica)
 
         writer = stack.enter_context(open_run(spec, ctx, replica, identity))
         writer.begin(restore(replica, writer.checkpoint))
@@ -63,6 +62,7 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
 
         # A program that ended between saving and evaluating has left an evaluation to do.
         evaluations = _evaluate_if_due(replica, writer, ctx)
+        stack.enter_context(checked(spec.placement.check_products))
         updates = replica.updates(
             writer.log,
             poll_requests=writer.poll,

@@ -55,6 +55,7 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     differences = [row for row in compared if row["recorded"] != row["replayed"]]
     return {
         "run": str(run.path),
+        "recipe_digest": spec.recipe.digest(),
         "same": not differences,
         "parts": [part for part in parts if part[0] < part[1]],
         "steps": replica.bound.steps,
@@ -69,6 +70,7 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
         "compared": dict(Counter(row["what"] for row in compared)),
         "differences": differences,
         "processes": ctx.group.processes,
+        "replayed_on": {name: identity[name] for name in ("device", "cpu", "versions")},
         "machine": _machine(run, identity, differences[0]["step"] if differences else end),
     }
 

@@ -91,6 +91,20 @@ class Geometry(NamedTuple):
         ]
 
 
+class Sums(NamedTuple):
+    """The exact sums of a convolution, float32 [b, K, h, w]: integers times `scales`, which are
+    powers of two.
+
+    `parts` are the products of the high slices and the mixed ones, or all of them as one.
+    """
+
+    parts: tuple[Tensor, ...]
+    scales: tuple[float, ...]
+
+
+Watch = Callable[[Sums], None]  # sees the sums before they are added
+
+
 class Int8:
     """8-bit integers with 32-bit or float32 sums, by oneDNN. Slices of 7 bits never saturate, also
     without VNNI.
@@ -111,6 +125,7 @@ class Int8:
         weight: Slices,
         at: Geometry,
         power: int,
+        watch: Watch | None = None,
     ) -> Tensor:
         """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times
         2**power.
@@ -135,6 +150,8 @@ class Int8:
             mixed = self._convolved(x.high, x.offset, weight, _LOW, at, inside)
             mixed.add_(self._convolved(x.low, x.offset, weight, _HIGH, at, inside))
         high = self._convolved(x.high, x.offset, weight, _HIGH, at, inside + 7)
+        if watch:
+            watch(Sums((high, mixed), (2.0 ** (inside + 7), 2.0**inside)))
         return scaled(high.add_(mixed), power - inside)
 
     def _convolved(
@@ -152,7 +169,7 @@ class Int8:
         numbers = at.stride, at.padding, at.dilation, at.groups
         prepack = torch.ops.onednn.qconv_prepack
         packed = weight.once(
-            (part, at, offset, x.shape),
+            (part, at, offset, x.shape[1:]),
             lambda signed: prepack(
                 part(signed), torch.ones(1), 1.0, offset, *numbers, list(x.shape)
             ),
@@ -223,6 +240,7 @@ class Float32:
         weight: Slices,
         at: Geometry,
         power: int,
+        watch: Watch | None = None,
     ) -> Tensor:
         """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times
         2**power.
@@ -238,9 +256,14 @@ class Float32:
             # scheme may compute it.
             if at.groups > 1 and terms <= _MOST_JOINED_TERMS and mkldnn.is_available():  # type: ignore[no-untyped-call]
                 joined = at.convolved(x_high, torch.add(w_low, w_high, alpha=128.0))
-                return scaled(joined.add_(at.convolved(x_low, w_high)).add_(0.0), power)
+                joined.add_(at.convolved(x_low, w_high))
+                if watch:
+                    watch(Sums((joined,), (1.0,)))
+                return scaled(joined.add_(0.0), power)
             mixed = at.convolved(x_high, w_low).add_(at.convolved(x_low, w_high))
             high = at.convolved(x_high, w_high)
+        if watch:
+            watch(Sums((high, mixed), (1.0, 1.0)))
         return assembled(high, mixed, power)
 
 

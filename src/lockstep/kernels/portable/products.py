@@ -10,12 +10,14 @@ Exact: no sum of products leaves the integers of its type. One that would is an 
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakIdKeyDictionary
 
+from lockstep.kernels.portable import checks
 from lockstep.kernels.portable.backends import (
     MOST_CONVOLUTION_TERMS,
     Geometry,
@@ -137,7 +139,9 @@ def _float64_product(a: Tensor, b: Tensor) -> Tensor:
         factors.append(x.to(torch.float64, copy=True).mul_(power_of_two(exponent)).round_())
         scale = scale - exponent
     # A sum that is -0 becomes 0.
-    result = torch.matmul(*factors).mul_(power_of_two(scale)).add_(0.0)
+    compute = partial(torch.matmul, *factors)
+    result = checks.exact(factors, compute) if checks.is_active() else compute()
+    result.mul_(power_of_two(scale)).add_(0.0)
     return result if a.dtype == torch.float64 else result.float()
 
 
@@ -145,10 +149,14 @@ def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return the exact product of the high slices, and the sum of the mixed ones, of int8 [2, M, K]
     and [2, K, N].
     """
-    product = multiplier(a.device).product
-    high = product(a[0], b[0])
-    mixed = product(a[0], b[1])
-    return high, mixed + product(a[1], b[0])
+    chosen = multiplier(a.device)
+
+    def compute() -> tuple[Tensor, Tensor]:
+        high = chosen.product(a[0], b[0])
+        mixed = chosen.product(a[0], b[1])
+        return high, mixed + chosen.product(a[1], b[0])
+
+    return checks.product(chosen, a, b, compute) if checks.is_active() else compute()
 
 
 def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
@@ -181,7 +189,12 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     if at.groups > 1 or not by_matrix:
         power = _power(x, weight)
         assert not isinstance(power, Tensor)
-        return backend(at).convolution(x, weight, at, power)
+        convolve = (
+            partial(checks.convolution, backend(at))
+            if checks.is_active()
+            else backend(at).convolution
+        )
+        return convolve(x, weight, at, power)
     matrices = weight.once(
         "matrices", lambda signed: signed.parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs)
     )
