@@ -142,6 +142,10 @@ class _Allowance(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._model = model
         self._left = self._most = 4 * sum(map(_cost, stored.values())) + _SPARE_BYTES
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in `Portable`: torch's compiler would be imported, which takes a second
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Fields | None = None
     ) -> Any:
