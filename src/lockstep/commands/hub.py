@@ -157,7 +157,7 @@ def _reaching(address: str, login: str) -> Iterator[None]:
     server: only the library knows the user's token, and nothing is to show it.
     """
     from huggingface_hub import errors
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if in_shell() and not sys.stderr.isatty():
         disable_progress_bars()
