@@ -1,6 +1,7 @@
 """`--log-to`: what the real libraries have of a run, and what a run loses by them: nothing."""
 
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -214,7 +215,8 @@ def test_the_real_trackio_in_an_environment_of_its_own(program, tmp_path):
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", target]
     if subprocess.run([*install, "trackio==0.43.0"], capture_output=True).returncode:
         pytest.skip("trackio cannot be installed: no package index")
-    variables = {"PYTHONPATH": str(target), "TRACKIO_DIR": str(tmp_path / "trackio")}
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(target)]))
+    variables = {"PYTHONPATH": path, "TRACKIO_DIR": str(tmp_path / "trackio")}
     words = ("digits", "--towers", 2, "--batch", 48, "--no-portable", "--steps", STEPS)
     words += ("--processes", 1, "--name", "a", "--json")
     done = succeeded(program("train", *words, "--log-to", "trackio", **variables))
