@@ -309,18 +309,18 @@ READ = {
     ),
     "lists of splits": (
         {
-            **FLAT,
-            "train.txt": "./1.png a\n2.png\ta\n\n3.png,b\n",
-            "val.lst": "4.png  b\r\n",
+            **pictures("1", "2", "3", "my cat"),
+            "train.txt": "\n./1.png a\n2.png\ta\n\n3.png,b\n",
+            "val.lst": "my cat.png  b\r\n",
             "read me.txt": "Four photos.\n",
         },
         {},
         {**dict.fromkeys(("1.png", "2.png"), ("a", "train")), "3.png": ("b", "train")}
-        | {"4.png": ("b", "validation")},
+        | {"my cat.png": ("b", "validation")},
     ),
     "a list of labels": ({**FLAT, "labels.txt": LABELS.partition("\n")[2]}, {}, A_B),
     "lists of splits beside a table of labels": (
-        {**FLAT, "l.csv": LABELS, "train.txt": "1.png\n3.png\n", "test.txt": "2.png\n4.png\n"},
+        {**FLAT, "l.csv": LABELS, "train.txt": "1.png\n3.png\n", "test.txt": "./2.png\n4.png\n"},
         {},
         {"1.png": ("a", "train"), "2.png": ("a", "test")}
         | {"3.png": ("b", "train"), "4.png": ("b", "test")},
