@@ -232,16 +232,16 @@ READ = {
     ),
     "lists of splits": case(
         {
-            **FLAT,
-            "train.txt": "./1.png a\n2.png\ta\n\n3.png,b\n",
-            "val.lst": "4.png  b\r\n",
+            **pictures("1", "2", "3", "my cat"),
+            "train.txt": "\n./1.png a\n2.png\ta\n\n3.png,b\n",
+            "val.lst": "my cat.png  b\r\n",
             "read me.txt": "Four photos.\n",
         },
-        "1: a (train) | 2: a (train) | 3: b (train) | 4: b (validation)",
+        "1: a (train) | 2: a (train) | 3: b (train) | my cat: b (validation)",
     ),
     "a list of labels": case({**FLAT, "labels.txt": LABELS.partition("\n")[2]}, A_B),
     "lists of splits beside a table of labels": case(
-        {**FLAT, "train.txt": "1.png\n3.png\n", "test.txt": "2.png\n4.png\n"},
+        {**FLAT, "train.txt": "1.png\n3.png\n", "test.txt": "./2.png\n4.png\n"},
         SPLIT,
         LABELS,
     ),

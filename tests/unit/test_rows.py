@@ -1,5 +1,6 @@
 """Images in the rows of Parquet and Arrow files, and datasets of the Hugging Face Hub."""
 
+import os
 import shutil
 
 import pytest
@@ -100,6 +101,16 @@ def test_row_groups_are_read_once_and_in_order(folder, tmp_path, monkeypatch):
     assert read == [*range(8)]
     places = [*map(rows.place, rows.image_paths(tmp_path / "rows/a.parquet"))]
     assert sorted(places) == places
+
+
+def test_files_are_closed_without_a_collection(folder, tmp_path):
+    table = of_folder(folder, "train")
+    for number in range(30):
+        write_parquet(tmp_path / f"rows/{number}.parquet", table[number % 23 : number % 23 + 1])
+    with listing.no_collections():
+        before = len(os.listdir("/proc/self/fd"))
+        survey_folder(tmp_path / "rows", 0.2)
+        assert len(os.listdir("/proc/self/fd")) <= before + 2 * rows._OPEN
 
 
 def test_paths_columns_and_classes(tmp_path):

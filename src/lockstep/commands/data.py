@@ -65,7 +65,8 @@ def check(
       lockstep data check photos --labels --html doubtful.html
 
     Args:
-        photos: Folder that holds one folder of images for each class.
+        photos: Folder that holds one folder of images for each class, or another form that is read,
+            as Parquet files or hf://OWNER/NAME.
         labels: Also list the images whose label is doubtful.
         html: With `labels`: write a page with these images to a new file.
         **options: Where the labels stand, as for `lockstep train`.

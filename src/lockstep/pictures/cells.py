@@ -8,11 +8,12 @@ import io
 import re
 import unicodedata
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.files import parse_json, read_bytes
+from lockstep.pictures.foreign import head
+from lockstep.pictures.listing import TABLES
 from lockstep.pictures.manifest import split_of
 from lockstep.pictures.rows import JOINED, is_rows, opened
 
@@ -21,11 +22,8 @@ _MAX_BYTES = 1 << 28
 _DELIMITER = re.compile(r'\s*"?sep=(.)', re.I)
 # How the tables of `pages/prediction_table.py` begin: they hold answers, not labels.
 _PREDICTIONS = re.compile("file,(true_labels?,)?labels?,probability,marks?,error,")
-# How a list of images begins: a path, and perhaps a label without spaces.
-_LISTED = re.compile(
-    r"\s*[^\n]*\.(?:jpe?g|png|bmp|webp|tiff?|gif)(?:[ \t,;]+[^\s,;]+)?\s*(?:\n|$)", re.I
-)
-_BEFORE_LABEL = re.compile(r"[ \t,;]+(?=[^\s,;]+$)")
+# A line of a list of images: a path, and perhaps a label without spaces.
+_LISTED = re.compile(r"(.*\.(?:jpe?g|png|bmp|webp|tiff?|gif))(?:[ \t,;]+([^\s,;]+))?", re.I)
 
 
 class Cells(NamedTuple):
@@ -64,19 +62,18 @@ def cells_of(root: Path, path: str) -> Cells | None:
             header = ["file", *rows.columns]
             own = enumerate([*rows.cells()])
             return Cells(header, own, ", row ", True, label, split)
-    data = read_bytes(file, _MAX_BYTES)
     suffix = path.rpartition(".")[2].lower()
-    in_list = suffix not in ("csv", "tsv", "jsonl")
-    if in_list and not _LISTED.match(data[:4096].decode(errors="replace")):
+    in_list = suffix not in TABLES
+    if in_list and not _LISTED.fullmatch(head(file).strip().partition("\n")[0].strip()):
         return None
+    data = read_bytes(file, _MAX_BYTES)
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = unicodedata.normalize("NFC", data.decode("utf-16" if wide else "utf-8-sig"))
     if in_list:
         numbered = enumerate(map(str.strip, text.splitlines()), 1)
-        pairs = ((number, _BEFORE_LABEL.split(line, 1)) for number, line in numbered if line)
-        first = next(pairs)
-        header = ["file", "label"][: len(first[1])]
-        return Cells(header, chain([first], pairs), split=split)
+        pairs = [(number, _in_list(line)) for number, line in numbered if line]
+        header = ["file", "label"][: len(pairs[0][1])]
+        return Cells(header, iter(pairs), split=split)
     if suffix == "jsonl":
         return _json(text)
     if _PREDICTIONS.match(text):
@@ -91,12 +88,18 @@ def cells_of(root: Path, path: str) -> Cells | None:
     return Cells(next(lines, (0, []))[1], lines)
 
 
+def _in_list(line: str) -> list[str]:
+    """Return the cells of a line of a list."""
+    found = _LISTED.fullmatch(line)
+    return [cell for cell in found.groups() if cell] if found else [line]
+
+
 def _json(text: str) -> Cells:
     """Return the cells of JSON Lines: the columns are the names in any of its objects. Raises:
     ValueError.
     """
     rows = dict[int, dict[str, Any]]()
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             rows[number] = row = parse_json(line)
             if not isinstance(row, dict):

@@ -39,7 +39,7 @@ def named_format(path: Path, images: bool = False) -> str:
     for kind in known["annotations"] if images else known["containers"] + known["annotations"]:
         named, begun = kind["names"], kind.get("begins", "")
         for file in files:
-            if re.fullmatch(named, file.name, re.I) and re.match(begun, _head(file), re.M):
+            if re.fullmatch(named, file.name, re.I) and re.match(begun, head(file), re.M):
                 texts = known["texts"] | {name: command(*it) for name, it in _COMMANDS.items()}
                 what: str = kind["is"]
                 while found := re.search(r"\{(\w+)\}", what):
@@ -57,7 +57,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
                 yield Path(parent, name)
 
 
-def _head(file: Path) -> str:
+def head(file: Path) -> str:
     """Return how a file begins, a character for each byte; "" if it cannot be read or is none, as a
     pipe.
     """

@@ -66,11 +66,6 @@ class RowFile:
             self._read, read_part = (lambda columns: table), (lambda number, columns: table)
             self._schema, sizes = table.schema, [table.num_rows]
         self._starts = [0, *accumulate(sizes)]
-        # as many row groups as all threads work on at the same time
-        kept = 2 + AT_A_TIME * hardware.cores() // max(1, min(sizes, default=1))
-        self._part = lru_cache(kept)(
-            lambda number: read_part(number, columns=[self.image])[self.image]
-        )
         self._types = {field.name: str(field.type) for field in self._schema}
         images = [name for name, kind in self._types.items() if _IMAGE.match(kind)]
         if len(images) > 1:
@@ -79,6 +74,11 @@ class RowFile:
             )
         self.image = "".join(images)
         self.columns = [name for name, kind in self._types.items() if _CELL.match(kind)]
+        image = self.image
+        # as many row groups as all threads work on at the same time
+        kept = 2 + AT_A_TIME * hardware.cores() // max(1, min(sizes, default=1))
+        # It does not refer to `self`, so that a file is closed as soon as it is not used.
+        self._part = lru_cache(kept)(lambda number: read_part(number, columns=[image])[image])
 
     @cached_property
     def paths(self) -> list[str]:
