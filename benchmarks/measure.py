@@ -6,7 +6,7 @@ several rounds; the record in benchmarks/results/ has each figure's median (of a
 n and range, as the table that docs show. The name of a figure decides its unit. In a case over
 seeds, round n trains seed n; `seeds`, `photos`, `networks` and `folder` take the options after
 `--`. With --into, the runs of `seeds` stay there, and started again it continues them: their times
-are then not recorded. `million` keeps its files there.
+are then not recorded. `million` and `unfamiliar` keep their files there.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from unittest.mock import patch
 from PIL import Image
 
 import lockstep
-from benchmarks import multi_label as pairs
+from benchmarks import multi_label as pairs, unfamiliar as ood
 from benchmarks.common import (
     LOCKSTEP,
     bare,
@@ -59,6 +59,7 @@ PERCENT = (
     "exchanged labels",
     "F1",
     "marked",
+    "AUROC",
     "another answer",
 )
 
@@ -358,18 +359,23 @@ def multi_label(call: Call) -> Figures:
 
 
 def unfamiliar(call: Call) -> Figures:
-    """The share of images that a run of the folder WHAT marks, of each folder in `--data`."""
+    """The published ways to tell unfamiliar pictures, for the set in the folder WHAT: near, with
+    half of its classes left out, and far, with the test pictures of the other sets in `--data`. The
+    features stay in `--into`.
+    """
     assert call.data is not None
-    classifier = lockstep.load(
-        lockstep.train("photos", data=call.what, runs=call.folder, quiet=True, seed=call.number)
+    name = Path(call.what).name
+    sets = {
+        each.name: ood.kept_features(each, call.folder / f"{each.name}.pt")
+        for each in sorted(call.data.iterdir())
+    }
+    train, test = sets.pop(name)
+    others = {other: of_test for other, (_, of_test) in sets.items()}
+    near, far = (
+        ood.near(train, test, call.number),
+        ood.far(train, test, others, call.number),
     )
-    figures = {}
-    for each in sorted(call.data.iterdir()):
-        found = [one.mark == "unfamiliar" for one in classifier.predict([each])]
-        figures[
-            f"trained on {Path(call.what).name}: marked of {len(found)} images of {each.name}"
-        ] = statistics.mean(found)
-    return figures
+    return {f"trained on {name}, {what}": value for what, value in (near | far).items()}
 
 
 def folder(call: Call) -> Figures:
@@ -502,7 +508,7 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
     "unequal": (unequal, 5),
     "labels": (labels, 5),
     "multi-label": (multi_label, 5),
-    "unfamiliar": (unfamiliar, 1),
+    "unfamiliar": (unfamiliar, 5),
     "folder": (folder, 3),
     "portable-accuracy": (portable_accuracy, 10),
     "checked-cost": (checked_cost, 3),
@@ -572,7 +578,7 @@ def main() -> None:
     warn()
     if options and args.case not in ("seeds", "photos", "networks", "folder"):
         parser.error(f"{args.case} takes no options after --")
-    if args.into and args.case not in ("seeds", "million", "parquet"):
+    if args.into and args.case not in ("seeds", "million", "parquet", "unfamiliar"):
         parser.error(f"{args.case} takes no --into: it begins anew")
     measured, count = CASES[args.case]
     rounds: list[Figures] = []

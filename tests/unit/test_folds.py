@@ -12,7 +12,7 @@ from tests.images import bright_and_dark, noise
 from tests.runs import fit_here
 
 from lockstep.commands.plan import fields_of_run
-from lockstep.config.placement import Placement, check
+from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
 from lockstep.jobs.context import Context
 from lockstep.jobs.folds import divided
@@ -119,7 +119,9 @@ def test_folds_that_cannot_be_are_refused_before_there_is_a_run(photos, tmp_path
     with lockstep_error("--folds 81: the images form only 80 groups"):
         fit(photos, tmp_path / "run", 81)
     assert not (tmp_path / "run").exists()
-    with lockstep_error("--folds 3 trains a head for each fold, and recipe digits trains a whole"):
-        check(get_recipe("digits"), Placement(folds=3))
+    digits = get_recipe("digits")
+    with lockstep_error("--folds 3 needs a recipe that trains one linear layer with a bias, as"):
+        fit_here(digits, tmp_path / "run", Placement(folds=3))
+    assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="greater than or equal to 2"):
         Placement(folds=1)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -24,8 +25,10 @@ from lockstep.data.dataset import Dataset
 from lockstep.head.outliers import Outliers, divided, outlier_tensors
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import evaluate
-from lockstep.jobs.specs import EvaluateSpec
+from lockstep.jobs.report import report
+from lockstep.jobs.specs import EvaluateSpec, ReportSpec
 from lockstep.jobs.weights import load_initial_weights
+from lockstep.pages.verdict import verdict
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 
@@ -117,6 +120,21 @@ def test_noise_is_marked_and_images_like_the_training_images_not(head_run):
     assert found[-1] is None
     checkpoint = state_path(head_run / "run", 4)
     assert [p.mark for p in lockstep.load(checkpoint).predict(NOISE)] == [None] * 6
+
+
+def test_no_answer_for_an_unfamiliar_image_is_confident(head_run, monkeypatch):
+    """However probable: here each image is unfamiliar, and its class certain."""
+    confident = lockstep.load(head_run / "run").predict(head_run / "photos/dark")
+    assert [p.mark for p in confident].count("confident") >= 75
+    monkeypatch.setattr(Outliers, "__call__", lambda self, features: torch.ones(len(features)) > 0)
+    doubted = lockstep.load(head_run / "run").predict(head_run / "photos/dark")
+    assert [p.probability for p in doubted] == [p.probability for p in confident]
+    assert {p.mark for p in doubted} == {"unfamiliar"}
+    spec = ReportSpec(**fields_of_run(head_run / "run", False))
+    assert [each["images"] for each in report(spec, Context())["confident"]] == [0, 0, 0]
+    for thresholds in (None, [0.5, 0.5]):
+        _, marks = verdict(np.array([1.0, 1.0]), thresholds, [0.0, 0.0], unfamiliar=True)
+        assert {*marks.values()} == {"unfamiliar"}
 
 
 def test_an_older_checkpoint_has_no_answers_of_the_model_file(head_run, tmp_path):

@@ -117,7 +117,8 @@ def predict(
     was trained on the features of a pretrained network, on at least 50 images, also says how far to
     trust the answer. Confident answers are meant to be right at least 95 times in 100, for pictures
     like the training images. Other answers are unsure. An image is unfamiliar if it is less like
-    the training images than 99 in 100 of the held-out ones: do not trust its class.
+    the training images than 99 in 100 of the held-out ones: do not trust its class. An image of a
+    class that the run does not know, but of the same kind as the others, is mostly not marked so.
 
     Images come in the order in which they are given, and the images of a folder sorted by name.
     Each is prepared as in an evaluation and computed alone, so its probabilities have the same bits

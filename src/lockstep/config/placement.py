@@ -166,12 +166,6 @@ def check(recipe: "Recipe", placement: Placement) -> None:
             f"{option('check_products', True)}: only products in portable arithmetic have an exact "
             f"checksum, and this recipe is {recipe.arithmetic}: give {option('portable', True)}"
         )
-    if placement.folds and recipe.head is None:
-        raise LockstepError(
-            f"{option('folds', placement.folds)} trains a head for each fold, and recipe "
-            f"{recipe.name} trains a whole network: leave it out, or train a head, as the recipe "
-            f"photos does"
-        )
     if recipe.exact and not REDUCTIONS[placement.reduction]:
         raise LockstepError(
             f"reduction {placement.reduction!r} is not bit-exact: choose tree, or "

@@ -5,7 +5,7 @@ A model file holds the features of a few hundred training images. The score of a
 cosine similarity of its features to the third most similar ones. The threshold is the score that 99
 % of the training images reach, each compared with the others only, but never the lowest score,
 which may belong to an odd image. So about 1% of new images of the same kind are below the
-threshold.
+threshold. `benchmarks/unfamiliar.py` compares this with other published methods.
 
 Source: the distance to the k-th nearest neighbour, after Sun, Ming, Zhu, Li: Out-of-distribution
 detection with deep nearest neighbors, ICML 2022.

@@ -47,7 +47,6 @@ def require_agreement(replica: Replica) -> Record:
             **{f"{name} images": sha256 for name, sha256 in replica.data_sha256.items()},
             "source of the model or dataset": replica.model_source,
             "weights": replica.state.weights_sha256(),
-            option("folds"): placement.folds,
             option("eval_every"): placement.eval_every,
             option("save_every"): placement.save_every,
         },

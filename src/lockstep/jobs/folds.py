@@ -44,11 +44,11 @@ def divided(replica: Replica) -> Tensor | None:
     given = option("folds", count)
     if not is_linear(recipe, replica.state):
         raise LockstepError(
-            f"{given} needs a head that is one linear layer with a bias, and {recipe.head} is not: "
-            f"leave it out"
+            f"{given} needs a recipe that trains one linear layer with a bias, as photos does, and "
+            f"{recipe.name} trains others: leave it out"
         )
     parts = [replica.splits[name] for name in ("train", recipe.evaluated_split)]
-    known = [part.ids() if part.groups is None else part.groups for part in parts]
+    known = [np.array(part.ids() if part.groups is None else part.groups) for part in parts]
     groups = np.unique(np.concatenate(known), return_inverse=True)[1]
     if recipe.dataset == IMAGE_FOLDER:
         photos = {photo.path: photo for photo in recipe.survey(replica.placement.data).readable}
