@@ -32,20 +32,23 @@ from lockstep.runs.statefile import contents_sha256
 from lockstep.text import wilson_interval
 
 
-def divided(replica: Replica, count: int) -> Tensor:
-    """Return the fold of each training image, and then of each test image, int64 [N], for `count`
-    folds.
+def divided(replica: Replica) -> Tensor | None:
+    """Return the fold of each training image, and then of each test image, int64 [N]; None if the
+    placement asks for no folds.
 
     Raises: LockstepError if there are fewer groups than folds, or the head is not linear.
     """
-    recipe, given = replica.recipe, option("folds", count)
+    recipe, count = replica.recipe, replica.placement.folds
+    if count is None:
+        return None
+    given = option("folds", count)
     if not is_linear(recipe, replica.state):
         raise LockstepError(
             f"{given} needs a recipe that trains one linear layer with a bias, as photos does, and "
             f"{recipe.name} trains others: leave it out"
         )
     parts = [replica.splits[name] for name in ("train", recipe.evaluated_split)]
-    known = [np.array(part.ids() if part.groups is None else part.groups) for part in parts]
+    known = [np.array(part.ids()) if part.groups is None else part.groups.numpy() for part in parts]
     groups = np.unique(np.concatenate(known), return_inverse=True)[1]
     if recipe.dataset == IMAGE_FOLDER:
         photos = {photo.path: photo for photo in recipe.survey(replica.placement.data).readable}

@@ -43,9 +43,7 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
         for text in replica.splits["train"].notes:  # Later commands do not repeat them.
             logger.warning(text)
         identity = require_agreement(replica)
-        folds = None
-        if ctx.first and spec.placement.folds:
-            folds = divided(replica, spec.placement.folds)
+        folds = divided(replica)
 
         writer = stack.enter_context(open_run(spec, ctx, replica, identity))
         writer.begin(restore(replica, writer.checkpoint))
