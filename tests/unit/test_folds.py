@@ -98,7 +98,7 @@ def test_groups_copies_and_pictures_that_look_alike_are_in_one_fold(photos, tmp_
 
     def folds(**settings):
         spec = spec_of(photos, tmp_path, 3, data=folder, **settings)
-        replica = Replica(spec.recipe, spec.placement.replace(folds=3), Context())
+        replica = Replica(spec.recipe, spec.placement, Context())
         found = divided(replica).tolist()
         splits = (replica.splits["train"], replica.splits["test"])
         names = [name.stem for split in splits for name in split.names()]

@@ -33,13 +33,13 @@ from lockstep.text import wilson_interval
 
 
 def divided(replica: Replica) -> Tensor | None:
-    """Return the fold of each training image, and then of each test image, int64 [N], in process 0
-    of a run that has folds; else None.
+    """Return the fold of each training image, and then of each test image, int64 [N]; None if the
+    placement asks for no folds.
 
     Raises: LockstepError if there are fewer groups than folds, or the head is not linear.
     """
     recipe, count = replica.recipe, replica.placement.folds
-    if count is None or replica.group.process:
+    if count is None:
         return None
     given = option("folds", count)
     if not is_linear(recipe, replica.state):
@@ -48,7 +48,7 @@ def divided(replica: Replica) -> Tensor | None:
             f"{recipe.name} trains others: leave it out"
         )
     parts = [replica.splits[name] for name in ("train", recipe.evaluated_split)]
-    known = [np.array(part.ids() if part.groups is None else part.groups) for part in parts]
+    known = [np.array(part.ids()) if part.groups is None else part.groups.numpy() for part in parts]
     groups = np.unique(np.concatenate(known), return_inverse=True)[1]
     if recipe.dataset == IMAGE_FOLDER:
         photos = {photo.path: photo for photo in recipe.survey(replica.placement.data).readable}
