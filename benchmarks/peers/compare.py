@@ -11,7 +11,8 @@ intervals, or for Lockstep the mean without the first five steps. Only programs 
 are compared.
 
 Each kind of CPU (`benchmarks.kinds`) has its own record, which only a run on that kind replaces. It
-is written after every round.
+is written after every round. With --jax PYTHON, JAX is the only peer, in float32, with its default
+number of threads and the images of both towers as one batch.
 """
 
 import argparse
@@ -33,10 +34,10 @@ PEERS = {
     "tensorflow": "TensorFlow",
     "pytorch ddp": "PyTorch DDP",
     "pytorch ddp contiguous": "PyTorch DDP",
+    "jax": "JAX",
 }
+PACKAGES = {"tensorflow": "tensorflow-cpu", "jax": "jax"}  # which a Python of its own has
 HEAD = ["recipe", "kind of CPU", "precision", "Lockstep, images/s"]
-COLUMNS = tuple(dict.fromkeys(PEERS.values()))
-HEAD += [f"over {name}" for name in COLUMNS]
 
 
 def lockstep(args: argparse.Namespace, precision: str) -> Callable[[], Record]:
@@ -81,6 +82,9 @@ def programs(args: argparse.Namespace) -> dict[str, Callable[[], Record]]:
         "--nproc-per-node",
         "2",
     ]
+    if args.jax:
+        jax = peer([args.jax], "benchmarks.peers.jax_cpu", "--model", args.model, args=args)
+        return {"lockstep float32": lockstep(args, "float32"), "jax float32": jax}
     runs: dict[str, Callable[[], Record]] = {}
     for precision in ("bfloat16", "float32"):
         words = ["--precision", precision]
@@ -97,20 +101,20 @@ def programs(args: argparse.Namespace) -> dict[str, Callable[[], Record]]:
     return runs
 
 
-def refuse_without(python: str) -> None:
-    """Raise a SystemExit that says what to do, if `python` cannot import tensorflow. See `warn`."""
+def refuse_without(package: str, python: str) -> None:
+    """Raise a SystemExit that says what to do, if `python` cannot import a package. See `warn`."""
     warn()
     try:
         done = subprocess.run(
-            [python, "-c", "import tensorflow"], capture_output=True, text=True, check=False
+            [python, "-c", f"import {package}"], capture_output=True, text=True, check=False
         )
         fault = done.stderr.strip().splitlines()[-1:] if done.returncode else []
     except OSError as error:
         fault = [str(error)]
     if fault:
         raise SystemExit(
-            f"--tensorflow {python}: {fault[0]}. Give a Python that has it: python3 -m venv DIR && "
-            "DIR/bin/pip install tensorflow-cpu, then --tensorflow DIR/bin/python"
+            f"--{package} {python}: {fault[0]}. Give a Python that has it: python3 -m venv DIR && "
+            f"DIR/bin/pip install {PACKAGES[package]}, then --{package} DIR/bin/python"
         )
 
 
@@ -154,16 +158,19 @@ def table(model: str, cpu: str, rows: list[Record]) -> Record:
     ratio below 1 is in bold: the peer is faster.
     """
     by: dict[str, dict[str, str]] = {}
+    columns = [
+        name for name in dict.fromkeys(PEERS.values()) if any(row["peer"] == name for row in rows)
+    ]
     for row in sorted(rows, key=lambda row: (row["precision"], -row["ratio"])):
         ratio = shown(row, ".2f", "ratio")
         ours = shown(row["lockstep_images_per_s"], ",.0f", "median")
         found = by.setdefault(row["precision"], {"": ours})
         found[row["peer"]] = f"**{ratio}**" if row["ratio"] < 1 else ratio
     texts = [
-        [f"`{model}`", cpu, precision, *(found[name] for name in ("", *COLUMNS))]
+        [f"`{model}`", cpu, precision, *(found[name] for name in ("", *columns))]
         for precision, found in by.items()
     ]
-    return {"head": HEAD, "rows": texts}
+    return {"head": [*HEAD, *(f"over {name}" for name in columns)], "rows": texts}
 
 
 def shown(found: Record, form: str, key: str) -> str:
@@ -180,17 +187,19 @@ def main() -> None:
     parser.add_argument(
         "--tensorflow", default=sys.executable, metavar="PYTHON", help="a Python with tensorflow"
     )
+    parser.add_argument("--jax", metavar="PYTHON", help="a Python with jax, the only peer then")
     parser.add_argument("model", choices=("cifar10-tutorial", "mnist"))
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    refuse_without(args.tensorflow)
+    own = "jax" if args.jax else "tensorflow"
+    refuse_without(own, args.jax or args.tensorflow)
     if hardware.cores() != 2:
         raise SystemExit(f"give it two cores, not {hardware.cores()}: taskset -c 0,1 python -m ...")
     cpu, runs = kind(), programs(args)
-    name = f"peers-{args.model}-{slug(cpu)}"
+    name = f"peers-{'jax-' if args.jax else ''}{args.model}-{slug(cpu)}"
     rounds: list[Round] = []
     ran: dict[str, Record] = {}
-    sys.argv[1:] = [args.model, "--data", "DIR", "--tensorflow", "PYTHON"]
+    sys.argv[1:] = [args.model, "--data", "DIR", f"--{own}", "PYTHON"]
     sys.argv += ["--rounds", str(args.rounds)]
     for _ in range(args.rounds):
         made = {}

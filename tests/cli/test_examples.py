@@ -2,6 +2,7 @@
 clusters start runs.
 """
 
+import json
 import re
 import runpy
 import shlex
@@ -158,20 +159,34 @@ def test_the_ssh_script_starts_torchrun_on_every_host(tmp_path):
         commands.check(documents.parts(line)[-1])
 
 
-def test_only_the_master_has_the_runs_and_all_start_one_command():
+def command_of(name):
+    """Return the command that a file for a cluster starts, from `lockstep` on."""
+    text = re.sub(r"#.*|\\\n", "", (CLUSTERS / name).read_text())
+    return re.search(r"\blockstep train [^\n)]*", text)[0]
+
+
+@pytest.mark.parametrize("name", ["grid_engine.sh", "skypilot.yaml", "lockstep.dstack.yml"])
+def test_a_file_for_a_cluster_has_a_valid_command_with_a_name_and_enough_towers(name):
+    command = command_of(name)
+    commands.check(command)
+    assert "--name big" in command
+    assert int(re.search(r"--towers (\d+)", command)[1]) >= 16  # two hosts of eight
+
+
+def test_kubeflow_knows_all_fields_of_the_trainjob():
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    objects = {
-        each["kind"]: each
-        for each in yaml.safe_load_all((CLUSTERS / "pytorchjob.yaml").read_text())
-    }
-    replicas = objects["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]
-    master, worker = (
-        replicas[name]["template"]["spec"]["containers"][0] for name in ("Master", "Worker")
+    kubeflow = pytest.importorskip(
+        "kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed"
     )
-    assert master["command"] == worker["command"]
-    commands.check(shlex.join(master["command"]))
-    paths = [
-        {mount["mountPath"] for mount in container["volumeMounts"]}
-        for container in (master, worker)
-    ]
-    assert paths == [{"/runs", "/data"}, {"/data"}]
+    job, runtime, policy = yaml.safe_load_all((CLUSTERS / "trainjob.yaml").read_text())
+    for each in (job, runtime):
+        model = getattr(kubeflow, f"TrainerV1alpha1{each['kind']}")
+        assert json.loads(model.from_dict(each).to_json()) == each
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    # The JobSet has the name of the TrainJob, and labels its pods with it.
+    (name,) = policy["spec"]["podSelector"]["matchLabels"].values()
+    assert name == job["metadata"]["name"]
+    torchrun, command = job["spec"]["trainer"]["command"][:3], job["spec"]["trainer"]["command"][2:]
+    assert torchrun == ["torchrun", "-m", "lockstep"]
+    commands.check(shlex.join(command))
+    assert f"--towers={job['spec']['trainer']['numNodes']}" in command

@@ -85,6 +85,29 @@ def torchrun(hosts):
 
 
 @pytest.fixture
+def agent(hosts, tmp_path):
+    """A stand-in for ssh: it starts the program of Open MPI or MPICH for host 1 in its
+    namespace.
+    """
+    path = tmp_path / "agent"
+    path.write_text(
+        '#!/bin/bash\n[ "$1" = -x ] && shift\n'
+        f"[ $1 = h1 ] || exit 1\nshift\nexec ip netns exec {hosts.names[1]} unshare "
+        '--uts bash -c \'hostname h1 && exec bash -c "$*"\' bash "$@"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def of_mpich(agent, variables, hosts="h0,h1"):
+    """Return the words that start two processes on each host."""
+    count = 2 * len(hosts.split(","))
+    words = ["-n", count, "-ppn", 2, "-hosts", hosts, "-launcher", "ssh", "-launcher-exec", agent]
+    words += [word for pair in variables.items() for word in ("-genv", *pair)]
+    return ["mpiexec.hydra", *words]
+
+
+@pytest.fixture
 def slow(tmp_path, monkeypatch):
     """A file. While it exists, each tower takes 0.3 s, so that a run does not end before its
     faults.

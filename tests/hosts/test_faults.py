@@ -8,13 +8,16 @@ machine may be busy.
 import json
 import os
 import re
+import shutil
 import signal
+import sys
 import time
 
 import pytest
 from tests.disturbed import resume
 from tests.helpers import read_json
-from tests.hosts.conftest import TRAIN
+from tests.hosts.conftest import TRAIN, of_mpich
+from tests.namespaces import INTERFACE
 
 from lockstep.errors import ENVIRONMENT
 
@@ -119,6 +122,40 @@ def test_torchrun_goes_on_with_the_hosts_that_are_there(
     third.communicate(timeout=RUN_S)
     assert json.loads(out.splitlines()[-1])["weights_sha256"] == undisturbed
     assert not (folders[1] / "runs").exists()
+
+
+@pytest.mark.skipif(not shutil.which("mpiexec.hydra"), reason="mpiexec.hydra is not installed")
+def test_the_command_of_mpich_resumes_on_other_hosts(hosts, agent, folders, slow, undisturbed):
+    """Host 1 dies in a run of two hosts. The same command continues on host 0, then on both."""
+    variables = {"MASTER_ADDR": hosts.addresses[0], "GLOO_SOCKET_IFNAME": INTERFACE}
+    variables["MASTER_PORT"] = "29500"
+    train = (sys.executable, "-m", "lockstep", *TRAIN, "--timeout", TIMEOUT_S, "--towers", 4)
+
+    def started(*names):
+        words = of_mpich(agent, variables, ",".join(names))
+        return hosts.start(0, *words, *train, "--json", cwd=folders[0])
+
+    first = started("h0", "h1")
+    wait_for(folders[0], r"on 4 processes.*: step 7,", [first])
+    hosts.kill(1)
+    until = time.monotonic() + 10 * TIMEOUT_S + END_S
+    while hosts.processes(0) != [first.pid]:  # mpiexec waits for the host that is gone
+        assert time.monotonic() < until
+        time.sleep(0.3)
+    first.kill()
+    first.communicate()
+    second = started("h0")
+    wait_for(folders[0], r"on 4 processes.*on 2 processes.*: step \d+,", [second])
+    second.send_signal(signal.SIGTERM)
+    second.communicate(timeout=RUN_S)
+    hosts.connect(1)
+    third = started("h0", "h1")
+    wait_for(folders[0], r"on 2 processes.*on 4 processes.*: step \d+,", [third])
+    slow.unlink()
+    out, err = third.communicate(timeout=RUN_S)
+    assert third.returncode == 0, err
+    result = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
+    assert result["weights_sha256"] == undisturbed
 
 
 @pytest.mark.parametrize("hosts", [3], indirect=True)

@@ -2,20 +2,24 @@
 shared files.
 
 Hosts are network namespaces (tests/namespaces.py). torchrun, mpirun and mpiexec are the real ones.
-In place of other launchers, the tests start the processes themselves, with the variables that these
-set.
+In place of other launchers, the tests start the commands of their files, with the variables that
+these set.
 """
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.conftest import _outside
 from tests.documents import ROOT
 from tests.helpers import NEWER_CPU, OLDER, as_stopped, succeeded
+from tests.hosts.conftest import of_mpich
 from tests.namespaces import INTERFACE
 
 STEPS = 12  # of the run `alone`
@@ -27,11 +31,6 @@ SECONDS = 240  # for programs that share two cores with other tests
 
 def plain(process):
     return {"RANK": str(process), "WORLD_SIZE": "4", "LOCAL_RANK": str(process % 2)}
-
-
-def kubernetes(process):
-    """One process in each pod, so the operator sets no number on the host."""
-    return {"RANK": str(process), "WORLD_SIZE": "2", "PET_NNODES": "2"}
 
 
 def launched(hosts, tmp_path, variables, processes, **of_host_1):
@@ -61,10 +60,63 @@ def require_one_result(tmp_path, printed, alone):
     assert not (tmp_path / "h1/runs").exists()
 
 
+def one_on_each(process):
+    """No number on the host."""
+    return {"RANK": str(process), "WORLD_SIZE": "2"}
+
+
 @NEWER_CPU
 def test_hosts_of_different_kinds_train_one_portable_network(hosts, tmp_path, alone):
     """Host 1 computes as an older CPU does."""
-    require_one_result(tmp_path, launched(hosts, tmp_path, kubernetes, 2, **OLDER), alone)
+    require_one_result(tmp_path, launched(hosts, tmp_path, one_on_each, 2, **OLDER), alone)
+
+
+def of_kubeflow(file, addresses, host):
+    """Return the command of each pod, and what Kubeflow's trainer sets for torchrun."""
+    trainer = next(file)["spec"]["trainer"]
+    variables = {"NNODES": 2, "NPROC_PER_NODE": trainer["numProcPerNode"], "NODE_RANK": host}
+    variables |= {"MASTER_ADDR": addresses[0], "MASTER_PORT": PORT}
+    own = {f"PET_{name}": str(value) for name, value in variables.items()}
+    return shlex.join(trainer["command"]), own
+
+
+def of_skypilot(file, addresses, host):
+    return next(file)["run"], {
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_RANK": str(host),
+        "SKYPILOT_NODE_IPS": "\n".join(addresses),
+    }
+
+
+def of_dstack(file, addresses, host):
+    (command,) = next(file)["commands"]
+    variables = {"NODES_NUM": "2", "NODE_RANK": str(host), "MASTER_NODE_IP": addresses[0]}
+    return command, {f"DSTACK_{name}": value for name, value in variables.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("trainjob.yaml", of_kubeflow),
+        ("skypilot.yaml", of_skypilot),
+        ("lockstep.dstack.yml", of_dstack),
+    ],
+)
+def test_the_file_for_a_cluster_starts_one_run(hosts, tmp_path, alone, name, read):
+    """Each host runs the command of the file, with another recipe and one process."""
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    text, programs = (ROOT / "examples/clusters" / name).read_text(), []
+    for host in range(2):
+        command, variables = read(yaml.safe_load_all(text), hosts.addresses, host)
+        printed = command.rstrip().replace("--nproc-per-node 8", "--nproc-per-node 1")
+        shell = re.sub("(?<=-m lockstep ).*", shlex.join(map(str, TRAIN)), printed)
+        variables |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        programs.append(
+            hosts.start(host, "bash", "-ec", shell, cwd=tmp_path / f"h{host}", **variables)
+        )
+    printed = [program.communicate(timeout=SECONDS) for program in programs]
+    assert [program.returncode for program in programs] == [0, 0], printed
+    require_one_result(tmp_path, printed, alone)
 
 
 def test_host_1_needs_no_run_folder_to_resume(hosts, here, tmp_path, alone):
@@ -122,28 +174,15 @@ def of_open_mpi(agent, variables):
     ]
 
 
-def of_mpich(agent, variables):
-    words = ["-n", 4, "-ppn", 2, "-hosts", "h0,h1", "-launcher", "ssh", "-launcher-exec", agent]
-    words += [word for pair in variables.items() for word in ("-genv", *pair)]
-    return ["mpiexec.hydra", *words]
-
-
 @pytest.mark.parametrize(
     ("command", "program"), [(of_open_mpi, "ompi_info"), (of_mpich, "mpiexec.hydra")]
 )
-def test_mpi_starts_the_processes(hosts, tmp_path, alone, command, program):
+def test_mpi_starts_the_processes(hosts, tmp_path, agent, alone, command, program):
     """A stand-in for ssh starts the program of Open MPI or MPICH for a host in the host's
     namespace.
     """
     if not shutil.which(program):
         pytest.skip(f"{program} is not installed")
-    agent = tmp_path / "agent"
-    agent.write_text(
-        '#!/bin/bash\n[ "$1" = -x ] && shift\n'
-        f"[ $1 = h1 ] || exit 1\nshift\nexec ip netns exec {hosts.names[1]} unshare "
-        '--uts bash -c \'hostname h1 && exec bash -c "$*"\' bash "$@"\n'
-    )
-    agent.chmod(0o755)
     variables = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": str(PORT)}
     variables["GLOO_SOCKET_IFNAME"] = INTERFACE
     lockstep = (sys.executable, "-m", "lockstep", *TRAIN, "--towers", 4)
