@@ -29,7 +29,7 @@ LAYERS = [
     {"data", "models", "optim"},
     {"pictures"},
     {"kernels"},
-    {"errors", "files", "hardware", "messages", "numerics", "rng", "schema", "text"},
+    {"errors", "files", "hardware", "huggingface", "messages", "numerics", "rng", "schema", "text"},
 ]
 ENTRANCES = {"__init__", "__main__"}  # They import what users ask for, lazily.
 DISTRIBUTED = {"core/group.py", "launch/world.py"}

@@ -21,11 +21,12 @@ from tests.helpers import lockstep_error, read_json, record_of, refused, succeed
 from tests.images import noise
 
 import lockstep
+from lockstep import messages
 from lockstep.classify import export
 from lockstep.classify.export import Graph, exported, in_float32
 from lockstep.classify.formats import FORMATS
 from lockstep.classify.runtimes import RUNTIMES
-from lockstep.commands import export as api, shell
+from lockstep.commands import export as api
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
 from lockstep.jobs import splits
 from lockstep.pictures.decode import Decoding, decode_image
@@ -387,7 +388,7 @@ def test_the_program_for_a_device_answers_as_predict(reached, run, picture, tmp_
 
 
 def test_a_format_without_its_packages_is_refused(run, here, monkeypatch, tmp_path):
-    monkeypatch.setattr(shell, "find_spec", lambda module: None)
+    monkeypatch.setattr(messages, "find_spec", lambda module: None)
     for name, form in FORMATS.items():
         done = here("export", run, "--to", name)
         refused(done, ENVIRONMENT, f"pip install 'lockstep-images[{form.extra}]'")
@@ -441,7 +442,7 @@ def test_without_a_test_split_held_out_images_are_compared(trained_once, here, m
         open=lambda *_: lambda images: [in_float32(lockstep.load(run))(images)],
     )
     monkeypatch.setattr("lockstep.classify.export.exported", lambda *_: None)
-    monkeypatch.setattr(api, "FORMATS", {"onnx": form})
+    monkeypatch.setitem(FORMATS, "onnx", form)
     whole = splits.splits_of
     monkeypatch.setattr(splits, "splits_of", lambda *read: {"held-out": whole(*read)["held-out"]})
     record = record_of(here("export", run, "-o", "d.onnx", "--json"))

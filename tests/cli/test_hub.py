@@ -18,9 +18,11 @@ from tests.helpers import DATA, ENVIRONMENT, USAGE, read_json, refused, succeede
 from tests.model_hub import OWNER, TOKEN, hub_here
 
 import lockstep
+from lockstep import messages
 from lockstep.errors import LockstepError
 
 constants = pytest.importorskip("huggingface_hub.constants", reason='needs the extra "hf"')
+from huggingface_hub import hf_api  # noqa: E402
 from huggingface_hub.utils import logging  # noqa: E402
 
 # huggingface_hub uses httpx2 so.
@@ -51,6 +53,8 @@ def hub(served, tmp_path):
         for name, value in variables.items():
             patch.setenv(name, value)
         importlib.reload(constants)  # It reads them when it is imported.
+        # An earlier test of this process may have made it, for another server.
+        patch.setattr(hf_api.api, "endpoint", served.url)
         logging.set_verbosity_error()  # Its handler keeps the stream of the first test.
         yield served
     importlib.reload(constants)
@@ -220,9 +224,7 @@ def test_what_is_no_model_of_lockstep_is_damaged_and_runs_no_code(hub, here, ima
 
 
 def test_without_the_library_one_sentence_says_what_to_install(here, run, image, monkeypatch):
-    from lockstep.commands import shell
-
-    monkeypatch.setattr(shell, "find_spec", lambda name: None)
+    monkeypatch.setattr(messages, "find_spec", lambda name: None)
     message = "hf needs huggingface_hub: pip install 'lockstep-images[hf]'"
     refused(here("push", run, NAME), ENVIRONMENT, message)
     refused(here("predict", f"hf://{NAME}", image), ENVIRONMENT, message)

@@ -220,7 +220,9 @@ def test_every_setting_is_in_the_docstring_of_its_class():
     assert {*described, "init"} == {*Placement.model_fields}
     for name, field in Placement.model_fields.items():
         if field.default is not None:
-            default = {"True": "on", "False": "off"}.get(str(field.default), field.default)
+            default = {"True": "on", "False": "off", "()": "none"}.get(
+                str(field.default), field.default
+            )
             assert described[name].endswith(f" Default: {default}.".replace(".0.", ".")), name
 
 

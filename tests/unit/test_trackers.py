@@ -15,6 +15,7 @@ from tests.helpers import ENVIRONMENT, read_json, recipe_with, refused, succeede
 from tests.runs import fit_here
 
 import lockstep
+from lockstep import messages
 from lockstep.config.placement import Placement
 from lockstep.errors import LockstepError
 from lockstep.listeners import trackers
@@ -182,9 +183,7 @@ def test_what_fails_in_the_middle_or_is_too_slow_is_said_once(capfd, openers, ca
 
 
 def test_a_missing_library_is_said_before_the_run_starts(here, tmp_path, monkeypatch):
-    from lockstep.commands import shell
-
-    monkeypatch.setattr(shell, "find_spec", lambda name: None)
+    monkeypatch.setattr(messages, "find_spec", lambda name: None)
     for name in ("mlflow", "wandb", "trackio"):
         done = here("train", *NATIVE, "--log-to", name)
         refused(done, ENVIRONMENT, f"{name} needs {name}: pip install 'lockstep-images[{name}]'")

@@ -15,7 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lockstep import __version__, numerics
-from lockstep.classify.formats import FORMATS
 from lockstep.commands.named import data_of, path_of, placement_of
 from lockstep.commands.predict import load
 from lockstep.commands.shell import in_shell, require_extra, require_writable
@@ -157,6 +156,10 @@ def export(
         >>> record = lockstep.export("runs/first", "first.onnx")
         >>> print(record.accuracy, record.otherwise, record.difference)
     """
+    if in_shell():
+        numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
+    from lockstep.classify.formats import FORMATS
+
     named = Path(str(path_of(source))).resolve()
     name = named.stem if named.is_file() else named.name
     if to not in FORMATS:
@@ -179,8 +182,6 @@ def export(
         require_writable(each, force)
     beside = file.with_name("use_exported.py")
     require_extra(form.extra, form.modules)
-    if in_shell():
-        numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
     import numpy as np
     import torch
 

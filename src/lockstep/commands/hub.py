@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep import numerics
 from lockstep.commands.shell import in_shell, require_extra
-from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError, option
+from lockstep.errors import LockstepError, option
+from lockstep.huggingface import reaching
 from lockstep.messages import logger
 from lockstep.runs.run import Run
 
@@ -108,7 +106,7 @@ def push(run: str | Path | Run, repository: str, private: bool = False) -> PushR
         "recipe.toml": recipe.toml(),
         "result.json": json.dumps(result, indent=1),
     }
-    with _reaching(f"hf://{repository}", "log in with a token that may write (hf auth login)"):
+    with reaching(f"hf://{repository}", "log in with a token that may write (hf auth login)", ""):
         from huggingface_hub import CommitOperationAdd, HfApi
 
         api, before = HfApi(), None
@@ -139,7 +137,9 @@ def model_at(address: str) -> Path:
     if found is None:
         raise LockstepError(f"{address}: give hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
     name, revision = found.groups()
-    with _reaching(f"hf://{name}{(revision and f'@{revision}') or ''}", "log in (hf auth login)"):
+    exact = f"hf://{name}{(revision and f'@{revision}') or ''}"
+    content = f"{_MODEL}: give a model that `lockstep push` has uploaded"
+    with reaching(exact, "log in (hf auth login)", content):
         from huggingface_hub import hf_hub_download, resolve_revision, try_to_load_from_cache
 
         commit = resolve_revision(name, revision=revision).resolved
@@ -149,35 +149,3 @@ def model_at(address: str) -> Path:
     if path is not known:
         logger.warning(f"downloaded {_MODEL} of hf://{name}@{commit}", extra={"progress": True})
     return Path(path)
-
-
-@contextmanager
-def _reaching(address: str, login: str) -> Iterator[None]:
-    """Turn any error of the Hub's library into one sentence. It has no text of the library or of a
-    server: only the library knows the user's token, and nothing is to show it.
-    """
-    from huggingface_hub import errors
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    if in_shell() and not sys.stderr.isatty():
-        disable_progress_bars()
-    try:
-        yield
-    except errors.HFValidationError:
-        problem, code = "the Hub has no such names: give hf://OWNER/NAME, as it shows it", USAGE
-    except errors.RevisionNotFoundError:
-        problem, code = "there is no such revision: give a commit, a branch or a tag", DATA
-    except errors.RemoteEntryNotFoundError:
-        problem = f"it has no {_MODEL}: give a model that `lockstep push` has uploaded"
-        code = DATA
-    except Exception as error:  # of httpx and hf_xet, too
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        problem, code = f"the Hub cannot be reached ({type(error).__name__})", ENVIRONMENT
-        if status in (401, 403, 404):
-            problem = f"it does not exist, or is not yours: correct the name, or {login}"
-            code = DATA
-        elif status:
-            problem = f"the Hub answers with status {status}: try it again later"
-    else:
-        return
-    raise LockstepError(f"{address}: {problem}", code) from None

@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep import files
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import LockstepError
 from lockstep.files import Record
+from lockstep.huggingface import reaching
 from lockstep.messages import logger, require_modules
 from lockstep.pictures.listing import TABLES
 from lockstep.pictures.rows import SUFFIXES
@@ -41,7 +42,7 @@ def located(given: str | Path) -> Path:
     from huggingface_hub import snapshot_download
 
     name, revision, inner = parts.groups("")
-    try:
+    with reaching(address, "log in (hf auth login)", "dataset"):
         place = snapshot_download(
             name,
             repo_type="dataset",
@@ -49,14 +50,6 @@ def located(given: str | Path) -> Path:
             allow_patterns=f"{inner}/*" if inner else None,
             ignore_patterns="*.py",
         )
-    # also of its library for HTTP, whose name depends on its version
-    except Exception as error:
-        cause = str(error).strip().partition("\n")[0]
-        raise LockstepError(
-            f"{address} cannot be downloaded ({cause}): correct the name or the revision, or the "
-            f"connection; a private dataset needs `hf auth login`",
-            DATA,
-        ) from None
     folder = Path(place, inner)
     logger.info(f"{address} is {provenance(folder)['hub']['source']}, in {folder}")
     return folder
