@@ -146,9 +146,9 @@ def main() -> None:
             count = options.flips // (2 * len(PLACES))
             found = Counter(trial(chosen, place, bool(convolves)) for _ in range(count))
             share = found["found"] / max(1, count - found["harmless"])
-            rows.append([f"{what}, {where}", count, found["harmless"], f"{share:.2%}"])
+            rows.append([f"{what}, {where}", f"{count:,}", str(found["harmless"]), f"{share:.2%}"])
     wrong = reported(options.clean)
-    rows.append(["correct products", options.clean, options.clean - wrong, f"{wrong} reported"])
+    rows.append(["none", f"{options.clean:,}", f"{options.clean - wrong:,}", f"{wrong} reported"])
     head = ["flipped bits in", "products", "harmless", "found"]
     save("flips", {"table": {"head": head, "rows": rows}})
     for row in rows:

@@ -2,8 +2,8 @@
 
 Why: a CPU or a memory that is faulty gives wrong bits without an error. Only a second computation
 would show them, at twice the price.
-Gain: a checksum takes the time of reading the factors and the product, so a step of the CIFAR-10
-tutorial takes 5 to 15% longer (docs/portable.md).
+Gain: a checksum takes the time of reading the factors and the product. A step of the CIFAR-10
+tutorial takes about a fifth longer (docs/reliability.md), and not twice the time.
 Exact: all sums are integers below 2**53, so a correct product is never reported.
 
 The checksum of a matrix product A B is A (B w) = (A B) w, with a weight for each column. That of a
