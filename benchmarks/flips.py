@@ -21,7 +21,6 @@ from lockstep.errors import LockstepError
 from lockstep.kernels.portable import checks, products
 from lockstep.kernels.portable.backends import Backend, Geometry, Sums, Watch, backend
 from lockstep.kernels.portable.integers import Slices, assembled
-from lockstep.messages import logger
 
 PLACES = ("first factor", "second factor", "sums")
 _MATRICES = ((16, 64, 24), (96, 40, 8), (5, 300, 65))  # M, K, N
@@ -103,7 +102,7 @@ def trial(chosen: random.Random, place: int, convolves: bool) -> str:
     with (
         checks.checked(True),
         patch.object(products, "multiplier", return_value=faulty),
-        patch.object(logger, "warning") as warned,
+        patch.object(checks, "on_stderr") as warned,
     ):
         try:
             result = compute()
@@ -124,7 +123,7 @@ def _slices(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 def reported(count: int) -> int:
     """Return how many of `count` correct products of random small matrices are reported."""
     found = 0
-    with patch.object(logger, "warning") as warned, checks.checked(True):
+    with patch.object(checks, "on_stderr") as warned, checks.checked(True):
         for _ in range(count):
             a, b = torch.randn(2, 8, 8)
             products.matmul(a, b)

@@ -158,8 +158,8 @@ def given(path: str | Path) -> Path:
     if address and not os.path.lexists(path):
         shown = path if isinstance(path, str) else f"{address[1]}://{address[2]}"
         raise LockstepError(
-            f"{shown} is an address, and Lockstep reads only files on this machine and datasets of "
-            f"hf://OWNER/NAME: download the file or folder first, and give its path"
+            f"{shown} is an address, and Lockstep reads only files on this machine, and what "
+            f"hf://OWNER/NAME names: download the file or folder first, and give its path"
         )
     try:
         place = Path(path).expanduser()

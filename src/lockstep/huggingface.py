@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
+from lockstep.files import no_room
 
 
 @contextmanager
@@ -30,7 +31,9 @@ def reaching(address: str, login: str, content: str) -> Iterator[None]:
     except Exception as error:  # of httpx and hf_xet, too
         status = getattr(getattr(error, "response", None), "status_code", None)
         problem, code = f"the Hub cannot be reached ({type(error).__name__})", ENVIRONMENT
-        if status in (401, 403, 404):
+        if isinstance(error, OSError) and (no_room(error) or isinstance(error, PermissionError)):
+            problem = f"its files cannot be written: {error.strerror}"
+        elif status in (401, 403, 404):
             problem = f"it does not exist, or is not yours: correct the name, or {login}"
             code = DATA
         elif status:

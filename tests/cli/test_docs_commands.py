@@ -113,7 +113,12 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "page", sorted({block.page for _, block in SHELL if block.language == "python"})
+    "page",
+    [
+        # An export takes ten seconds.
+        pytest.param(page, marks=[pytest.mark.slow] * (page == "deploy.md"))
+        for page in sorted({block.page for _, block in SHELL if block.language == "python"})
+    ],
 )
 def test_the_python_of_a_page_runs(page, place, monkeypatch, trained_once):
     """In this process, where one small run stands for every run that the page trains or opens."""

@@ -27,7 +27,7 @@ def both(compute):
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_a_correct_convolution_passes_with_the_same_bits(name, caplog):
+def test_a_correct_convolution_passes_with_the_same_bits(name, capsys):
     shape, of_weight, at = GEOMETRIES[name]
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(one, generator=generator) for one in (shape, of_weight))
@@ -40,26 +40,26 @@ def test_a_correct_convolution_passes_with_the_same_bits(name, caplog):
         *both(lambda: products.convolution_backward(gradient, x, weight, at, needed)), strict=True
     ):
         assert torch.equal(one, other)
-    assert not caplog.messages
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("unit", [Int8(), Float32()])
-def test_both_backends_have_the_checksum_of_their_sums(unit, monkeypatch, caplog):
+def test_both_backends_have_the_checksum_of_their_sums(unit, monkeypatch, capsys):
     monkeypatch.setattr(products, "backend", lambda at: unit)
     monkeypatch.setattr(checks, "multiplier", lambda device: unit)
-    test_a_correct_convolution_passes_with_the_same_bits("strided", caplog)
+    test_a_correct_convolution_passes_with_the_same_bits("strided", capsys)
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 4), (300, 500, 40), (8, 4096, 700)])
+@pytest.mark.parametrize("shape", [(3, 5, 4), (300, 500, 40), (8, 4096, 160)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_correct_product_passes_with_the_same_bits(shape, dtype, caplog):
+def test_a_correct_product_passes_with_the_same_bits(shape, dtype, capsys):
     rows, terms, columns = shape
     a, b = torch.randn(rows, terms, dtype=dtype), torch.randn(terms, columns, dtype=dtype)
     a[0], b[:, 0] = 0, -a.abs().max()
     assert torch.equal(*both(lambda: products.matmul(a, b)))
     batch = a[None].expand(2, -1, -1), b[None].expand(2, -1, -1)
     assert torch.equal(*both(lambda: products.matmul(*batch)))
-    assert not caplog.messages
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("convolves", [False, True])

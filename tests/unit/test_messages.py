@@ -47,7 +47,7 @@ EXCEPTIONS = {
     "jobs/verify.py": {"--from"},
     "pages/doubtful.py": {"--json"},
     "pages/runs.py": {"--init"},
-    "runs/statements.py": {"--", "--key"},
+    "runs/statements.py": {"--", "--key", "--statement"},
 }
 
 

@@ -9,7 +9,7 @@ from tests.images import encoded, load_folder, write
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'lockstep-images[hf]'")
 
-from pyarrow import parquet
+from pyarrow import ipc, parquet
 from tests.hub import COMMIT, hub, of_folder, rows_table, save_to_disk, write_parquet
 
 from lockstep import files, hardware
@@ -96,9 +96,9 @@ def test_row_groups_are_read_once_and_in_order(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(hardware, "cores", lambda: 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     table = of_folder(folder, "train")
-    write_parquet(tmp_path / "rows/a.parquet", table, row_group_size=3)
+    write_parquet(tmp_path / "rows/a.parquet", table, row_group_size=4)
     load_folder(tmp_path / "rows")
-    assert read == [*range(8)]
+    assert read == [*range(6)]
     places = [*map(rows.place, rows.image_paths(tmp_path / "rows/a.parquet"))]
     assert sorted(places) == places
 
@@ -313,3 +313,20 @@ def test_the_sums_of_files_are_made_anew_if_they_change(served):
     victim = next(place.rglob("*.parquet")).resolve()
     victim.write_bytes(victim.read_bytes() + b" ")
     assert sum(before[name] != now for name, now in provenance(place)["hub"]["files"].items()) == 1
+
+
+def test_a_damaged_arrow_file_and_a_pipe_are_named(folder, tmp_path):
+    """An offset that leads out of the file would end the process."""
+    place = as_files("save_to_disk", folder, tmp_path / "rows")
+    path = next(place.rglob("data-*.arrow"))
+    good = bytearray(path.read_bytes())
+    image = ipc.open_stream(bytes(good)).read_all()["image"].chunk(0)
+    offsets = image.field("bytes").buffers()[1].to_pybytes()
+    at = good.index(offsets[:12]) + 4
+    good[at : at + 4] = (2_000_000_000).to_bytes(4, "little")
+    path.write_bytes(good)
+    with lockstep_error(f"{path.name} cannot be read"):
+        rows.image_paths(path)
+    os.mkfifo(tmp_path / "x.parquet")
+    with lockstep_error("x.parquet cannot be read .it is no file"):
+        rows.image_paths(tmp_path / "x.parquet")

@@ -104,7 +104,10 @@ def test_the_files_of_two_people_can_be_joined(lines, keys, tmp_path):
         ({"last": {"step": 248, "sha256": "0" * 64}}, "it is of another run"),
         ({"recipe_digest": "0" * 64}, "it is of another run"),
         ({"links": [6]}, "it is of another run"),
+        ({"last": chain_of(Run(EXAMPLE))[0]._asdict()}, "it is of another run"),  # all runs have it
         ({"links": "all"}, "it is no statement"),
+        ({"same": "yes"}, "it is no statement"),
+        ({"device": [1]}, "it is no statement"),
         ({"last": None}, "it is no statement"),
     ],
 )
@@ -116,13 +119,29 @@ def test_a_foreign_statement_does_not_count(tmp_path, keys, others, problem):
 def test_only_allowed_keys_count(tmp_path, keys):
     add(tmp_path / "said", said(), None)
     add(tmp_path / "said", said(), keys / "eve")
-    (tmp_path / "said").write_text((tmp_path / "said").read_text() + "[]\nnothing\n")
+    line = json.loads((tmp_path / "said").read_text().splitlines()[0])
+    odd = [line | {"signature": "\ud800"}, {"statement": line["statement"] | {"after": []}}]
+    deep = '{"statement": ' + "[" * 5000 + "]" * 5000 + "}"
+    (tmp_path / "said").write_text(
+        "\n".join([(tmp_path / "said").read_text() + "[]", "nothing", *map(json.dumps, odd), deep])
+    )
     assert [problem for _, problem, _ in problems(tmp_path / "said", keys)] == [
         "it is not signed",
         "allowed does not allow its key",
         "it is no statement",
         "it is no statement",
+        CHANGED,
+        "it is no statement",
+        "it is no statement",
     ]
+
+
+def test_a_key_may_stand_among_the_signers_for_other_purposes_too(lines, keys, tmp_path):
+    key = (keys / "ann.pub").read_text()
+    (tmp_path / "signers").write_text(f'old namespaces="git" {key}ann@example.org {key}')
+    run = Run(EXAMPLE)
+    read_lines = read(lines, chain_of(run), run.recipe().digest(), tmp_path / "signers")
+    assert [line.signer for line in read_lines] == ["ann@example.org", None, "ann@example.org"]
 
 
 def test_the_statements_about_the_example_count():
@@ -176,6 +195,21 @@ def test_a_run_is_verified_stated_and_read(trained_once, tmp_path, keys, here):
         (["--statement", "said", "--from", "0"], "choose them by --all"),
         (["--link", "1", "--key", "key"], "--key signs a statement: give --statement, too"),
         (["--link", "1", "--statement", "none/said"], "there is no folder"),
+        (
+            [
+                "--all",
+                "--statements",
+                EXAMPLE / "statements.jsonl",
+                "--signers",
+                EXAMPLE / "signers",
+            ],
+            "--statements computes and writes nothing",
+        ),
+        (["--statements", EXAMPLE, "--signers", EXAMPLE / "signers"], "no file that can be read"),
+        (
+            ["--link", "1", "--statement", "said", "--key", EXAMPLE / "recipe.json"],
+            "recipe.json: this is no SSH key",
+        ),
         (
             ["--link", "1", "--statement", "said", "--key", "none"],
             "--key none: there is no file that can be read",

@@ -59,6 +59,7 @@ def in_two_parts(path, placement):
     return fit_here(RECIPE, path, placement, resume=True).result
 
 
+@pytest.mark.slow  # Its libraries take seconds to import.
 def test_mlflow_has_one_run_with_recipe_metrics_and_result(tmp_path, expected, capfd):
     mlflow = pytest.importorskip("mlflow", reason='needs the extra "mlflow"')
     result = in_two_parts(tmp_path / "mine", placed("mlflow"))
@@ -85,6 +86,7 @@ def test_mlflow_has_one_run_with_recipe_metrics_and_result(tmp_path, expected, c
     assert "the run goes on" not in capfd.readouterr().err
 
 
+@pytest.mark.slow  # Its libraries take seconds to import.
 def test_wandb_gets_the_same_offline_and_says_that_it_has_two_parts(tmp_path, expected, capfd):
     wandb = pytest.importorskip("wandb", reason='needs the extra "wandb"')
     result = in_two_parts(tmp_path / "mine", placed("wandb"))
@@ -125,6 +127,7 @@ def assert_logged_by_trackio(folder, sessions, result):
     assert [each["link"] for _, each in values if "link" in each] == [result["link"]]
 
 
+@pytest.mark.slow  # Its libraries take seconds to import.
 def test_several_at_once_and_a_lost_server_costs_one_note(tmp_path, expected, capfd, monkeypatch):
     pytest.importorskip("mlflow", reason='needs the extra "mlflow"')
     pytest.importorskip("wandb", reason='needs the extra "wandb"')

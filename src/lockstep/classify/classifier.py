@@ -382,7 +382,7 @@ def weights_of(
             raise LockstepError(
                 f"{option('checkpoint')} is for runs, and {path} is a file: leave it out"
             )
-        if path.suffix.lower() == ".onnx":
+        if path.suffix.lower() in {".onnx", ".tflite", ".xml", ".bin"}:
             raise LockstepError(
                 f"{path} is an exported file, which is for other programs (docs/deploy.md): give "
                 f"the run, or its model.safetensors"

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lockstep import __version__, numerics
+from lockstep.commands.hub import is_address, model_at
 from lockstep.commands.named import data_of, path_of, placement_of
 from lockstep.commands.predict import load
 from lockstep.commands.shell import in_shell, require_extra, require_writable
@@ -160,8 +161,12 @@ def export(
         numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
     from lockstep.classify.formats import FORMATS
 
-    named = Path(str(path_of(source))).resolve()
-    name = named.stem if named.is_file() else named.name
+    if is_address(source):
+        name = str(source).partition("@")[0].rpartition("/")[2]
+        source = model_at(str(source))
+    else:
+        named = Path(str(path_of(source))).resolve()
+        name = named.stem if named.is_file() else named.name
     if to not in FORMATS:
         raise LockstepError(f"{option('to', to)}: give one of {', '.join(FORMATS)}")
     form = FORMATS[to]
@@ -278,6 +283,8 @@ def export(
         }
         ms = pace(compute, images)
         form.write(model, metadata | facts | compared, made)
+        for each in files[1:]:  # No old graph may stand beside new weights.
+            each.unlink(missing_ok=True)
         for each in files:
             deliver(each, made.with_name(each.name).read_bytes())
     deliver(beside, text)

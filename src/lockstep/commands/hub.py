@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lockstep import numerics
 from lockstep.commands.shell import in_shell, require_extra
-from lockstep.errors import LockstepError, option
+from lockstep.errors import DATA, LockstepError, option
 from lockstep.huggingface import reaching
 from lockstep.messages import logger
 from lockstep.runs.run import Run
@@ -100,6 +100,11 @@ def push(run: str | Path | Run, repository: str, private: bool = False) -> PushR
     from lockstep.pages.card import card
 
     recipe, file = weights_of(run)
+    if file.metadata.get("weights_sha256") != result.get("weights_sha256"):
+        raise LockstepError(
+            f"{run.path} has a result.json of other weights than {_MODEL}: restore its own files",
+            DATA,
+        )
     result.pop("run", None)  # A path on this machine, which tells nobody else anything.
     contents = {
         "README.md": card(repository, recipe, result, file.metadata["classes"]),

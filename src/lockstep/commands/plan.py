@@ -43,7 +43,14 @@ if TYPE_CHECKING:
 _RATES = {"lr", "optimizer", "optimizer.kind", "weight_decay", "weight_decay.default", "lr_factors"}
 # what a survey of a folder depends on
 _SURVEYED = ("test_share", "group", "label_source", "fit", "left_out")
-_KEPT = ("timeout", "eval_every", "save_every", "keep", "folds")  # of the last session, by a resume
+_KEPT = (
+    "timeout",
+    "eval_every",
+    "save_every",
+    "keep",
+    "folds",
+    "check_products",
+)  # of the last session, by a resume
 _NOT_STORED = "0" * 64  # the SHA-256 of a dataset in memory until it is known
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 

@@ -3,7 +3,6 @@
 import secrets
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import chain as joined, groupby
 from pathlib import Path
 
@@ -14,9 +13,10 @@ from lockstep.commands.shell import record_of, require_writable
 from lockstep.errors import CRASH, DATA, LockstepError, option
 from lockstep.files import Record
 from lockstep.jobs.specs import VerifySpec
+from lockstep.messages import logger
 from lockstep.runs.chain import chain_of, drawn
 from lockstep.runs.run import Run
-from lockstep.runs.statements import add, read, require_ssh
+from lockstep.runs.statements import add, read, require_key, require_ssh
 from lockstep.text import few, listed, plural
 
 _ALIKE = (
@@ -97,6 +97,11 @@ def verify(
     """
     if bool(statements) != bool(signers):
         raise LockstepError("--statements and --signers go together: give both")
+    replays = (start, every or None, sample, seed, link, statement, key)
+    if statements and any(given is not None for given in replays):
+        raise LockstepError(
+            "--statements computes and writes nothing: leave out the other options, or --statements"
+        )
     if statements and signers:
         yield from _said(existing(run), statements, signers)
         return
@@ -125,19 +130,27 @@ def verify(
     if statement:
         require_writable(statement, True, "statement")
     if key:
-        require_ssh(key=key)
+        require_key(key)
     chain: Record = {}
     if given and start is None:
         chain, fields["parts"] = _chosen(existing(run), sample, seed, link)
     if data is None and fields["placement"].data:
         chain["data"] = str(fields["placement"].data)
     record = {**record_of(VerifySpec(**fields, start=start)), **chain}
+    failed = None
     if statement:
-        add(statement, _statement(record), key)
+        try:
+            add(statement, _statement(record), key)
+        except LockstepError as error:  # It must not take the result away.
+            failed = error
     try:
         yield record
         yield from lines_of(record)
-        if statement:
+        if failed and record["same"]:
+            raise failed
+        if failed:
+            logger.warning(str(failed))
+        elif statement:
             yield f"  statement {'signed' if key else 'not signed'}, the last line of {statement}"
     finally:  # also if the reader of a pipe has gone
         if not record["same"]:
@@ -202,11 +215,12 @@ def _said(run: Run, statements: Path, signers: Path) -> Iterator[str | Record]:
         "run": str(run.path),
         "links": signed,
         "last": links[-1]._asdict(),
-        "statements": [asdict(line) for line in lines],
+        "statements": [vars(line) for line in lines],
     }
     covered = plural(sum(map(bool, signed.values())), "link")
     by = plural(len({*joined(*signed.values())}), "signer")
-    yield f"{covered} of {len(signed)} replayed by {by}: the same bits"
+    bits = ": the same bits" if any(signed.values()) else ""
+    yield f"{covered} of {len(signed)} replayed by {by}{bits}"
     for names, numbers in groupby(signed, key=lambda number: few(signed[number])):
         first, *more = [*numbers]
         which = f"links {first} to {more[-1]}" if more else f"link {first}"

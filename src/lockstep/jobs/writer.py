@@ -160,7 +160,7 @@ class RunWriter:
             self.log_id = known[0] if known else f"{folder.path.name}-{uuid.uuid4().hex[:8]}"
             recipe = dotted(self.spec.recipe.model_dump(mode="json"))
             # The launcher takes a process that waits longer for one that hangs.
-            wait_s = min(_WAIT_S, placement.timeout / 2)
+            wait_s = min(_WAIT_S, placement.timeout / 2) / len(placement.log_to)
             for library in placement.log_to:
                 yield Tracker(library, self.log_id, recipe, every, begun=bool(known), wait_s=wait_s)
 
@@ -177,7 +177,7 @@ class RunWriter:
             "processes": replica.group.processes,
             **placement.model_dump(mode="json", include={"data", "init"}),
             "placement": placement.model_dump(
-                include={"timeout", "eval_every", "save_every", "keep", "folds"}
+                include={"timeout", "eval_every", "save_every", "keep", "folds", "check_products"}
             ),
             **({"log_id": self.log_id} if self.log_id else {}),
             **provenance(placement.data),

@@ -25,11 +25,13 @@ _PROJECT = "lockstep"  # by default, also the name of the tag that has the name 
 _ROOM = 1000  # events that may wait for a library
 
 # Whether the library knows an earlier part of the run, what logs values at a step, and what ends
-# the run.
-Opened = tuple[bool, Callable[[int, Record], object], Callable[[], object]]
+# the run, which is complete or not.
+Opened = tuple[bool, Callable[[int, Record], object], Callable[[bool], object]]
 
 
 def _mlflow(run: str, recipe: Record) -> Opened:
+    # Else it prints the server's address, which may have a password, where a record may be read.
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     from mlflow import MlflowClient
 
     uri = os.environ.get("MLFLOW_TRACKING_URI")
@@ -56,7 +58,10 @@ def _mlflow(run: str, recipe: Record) -> Opened:
             else:
                 client.log_metric(number, name, value, step=step)
 
-    return bool(found), log, partial(client.set_terminated, number)
+    def finish(complete: bool) -> None:
+        client.set_terminated(number, "FINISHED" if complete else "KILLED")
+
+    return bool(found), log, finish
 
 
 def _wandb(run: str, recipe: Record) -> Opened:
@@ -68,7 +73,11 @@ def _wandb(run: str, recipe: Record) -> Opened:
     )
     project = os.environ.get("WANDB_PROJECT", _PROJECT)
     one = wandb.init(project=project, id=run, config=recipe, resume="allow", settings=quiet)
-    return one.resumed, lambda step, values: one.log(values, step=step), one.finish
+
+    def finish(complete: bool) -> None:
+        one.finish(exit_code=0 if complete else 1)
+
+    return one.resumed, lambda step, values: one.log(values, step=step), finish
 
 
 def _trackio(run: str, recipe: Record) -> Opened:
@@ -78,7 +87,7 @@ def _trackio(run: str, recipe: Record) -> Opened:
     with redirect_stdout(io.StringIO()):  # stdout may be for the record alone
         one = trackio.init(_PROJECT, name=run, config=recipe, resume="allow", **off)
 
-    def finish() -> None:
+    def finish(complete: bool) -> None:
         with redirect_stdout(io.StringIO()):
             one.finish()
 
@@ -101,7 +110,7 @@ class Tracker(Observer):
         self.every = every
         self._library, self._wait_s = library, wait_s
         self._events = Queue[tuple[int, Record] | None](_ROOM)
-        self._failed = False
+        self._failed = self._complete = False
         with suppress(Exception):  # The thread finds it, too. To import in parallel takes longer.
             import_module(library)
         opened = partial(_OPENERS[library], run, recipe)
@@ -123,6 +132,7 @@ class Tracker(Observer):
 
     def result(self, record: Mapping[str, Any]) -> None:
         """Send the SHA-256 of the weights and of the last link."""
+        self._complete = True
         self._put(record["steps"], {name: record[name] for name in ("weights_sha256", "link")})
 
     def close(self) -> None:
@@ -146,7 +156,7 @@ class Tracker(Observer):
                 logger.warning(f"{self._library} does not find the run's beginning, so it has two")
             while event := self._events.get():
                 log(*event)
-            finish()
+            finish(self._complete)
         except Exception as error:  # Of any kind. Its text may have the password of an address.
             self._fail(f"has failed ({type(error).__name__})")
 

@@ -47,12 +47,20 @@ def located(given: str | Path) -> Path:
             name,
             repo_type="dataset",
             revision=revision or None,
-            allow_patterns=f"{inner}/*" if inner else None,
+            allow_patterns=[inner, f"{inner}/*"] if inner else None,
             ignore_patterns="*.py",
         )
     folder = Path(place, inner)
-    logger.info(f"{address} is {provenance(folder)['hub']['source']}, in {folder}")
+    logger.info(f"{address} is {source_of(folder)}, in {folder}")
     return folder
+
+
+def source_of(folder: Path | None) -> str | None:
+    """Return the address of a `folder` in the cache of huggingface_hub, with the commit; None for
+    any other folder.
+    """
+    snapshot = _SNAPSHOT.fullmatch(str(folder))
+    return snapshot and "hf://{1}/{2}@{3}{4}".format(*snapshot.groups(""))
 
 
 def provenance(folder: Path | None) -> Record:
@@ -60,9 +68,9 @@ def provenance(folder: Path | None) -> Record:
     SHA-256 of each table and each file with images in its rows; {} for any other folder.
     """
     snapshot = _SNAPSHOT.fullmatch(str(folder))
-    if folder is None or snapshot is None:
+    if snapshot is None:
         return {}
-    root, owner, name, commit, _ = snapshot.groups()
+    root = snapshot[1]
     from lockstep.pictures.index import index_file  # which imports NumPy
 
     # A later start reads only the files that have changed.
@@ -81,4 +89,4 @@ def provenance(folder: Path | None) -> Record:
             index.parent.mkdir(parents=True, exist_ok=True)
             files.replace(index, json.dumps(entries).encode())
     sums = {file: sha256 for file, (_, sha256) in entries.items()}
-    return {"hub": {"source": f"hf://{owner}/{name}@{commit}", "files": sums}}
+    return {"hub": {"source": source_of(folder), "files": sums}}

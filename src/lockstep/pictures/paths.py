@@ -74,7 +74,8 @@ class PathIndex:
         An absolute path may be another computer's: then the longest end of it that an image has
         counts.
         """
-        cell = cell.replace("\\", "/")
+        cell = unicodedata.normalize("NFC", cell.replace("\\", "/"))
+        folder = unicodedata.normalize("NFC", folder)
         end = cell.lstrip("./")
         if whole := self._wholes.get(f"{folder}/{end}"):
             return [whole]

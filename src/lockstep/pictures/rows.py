@@ -8,6 +8,7 @@ first use, because most folders have no such files.
 
 import json
 import re
+import stat
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -27,8 +28,7 @@ from lockstep.pictures.threads import AT_A_TIME
 SUFFIXES = ("parquet", "arrow")
 JOINED = "\x1f"  # between the labels in a cell that was a list: ASCII's unit separator
 _ROW = re.compile(r"(.+?\.(?:parquet|arrow)), row (\d+)(?:/.*)?", re.DOTALL | re.IGNORECASE)
-# The types of columns, in pyarrow's words: images, alone or with their paths, and cells of a table.
-_IMAGE = re.compile("(large_)?binary|struct<.*bytes: ")
+# The types of columns that are cells of a table, in pyarrow's words.
 _CELL = re.compile(
     r"(large_)?string|bool|u?int|float|double|dictionary|(large_)?list<\w+: (int|string)"
 )
@@ -63,11 +63,12 @@ class RowFile:
             if stream.read_at(len(_END), max(0, stream.size() - len(_END))) != _END:
                 raise ValueError("its end is missing")
             table = ipc.open_stream(stream).read_all()
+            table.validate(full=True)  # Else an offset of a stranger's file may lead out of it.
             self._read, read_part = (lambda columns: table), (lambda number, columns: table)
             self._schema, sizes = table.schema, [table.num_rows]
         self._starts = [0, *accumulate(sizes)]
         self._types = {field.name: str(field.type) for field in self._schema}
-        images = [name for name, kind in self._types.items() if _IMAGE.match(kind)]
+        images = [field.name for field in self._schema if _holds_images(field.type)]
         if len(images) > 1:
             raise LockstepError(
                 f"{path.name} has several columns of images, {', '.join(images)}: keep one", DATA
@@ -76,7 +77,8 @@ class RowFile:
         self.columns = [name for name, kind in self._types.items() if _CELL.match(kind)]
         image = self.image
         # as many row groups as all threads work on at the same time
-        kept = 2 + AT_A_TIME * hardware.cores() // max(1, min(sizes, default=1))
+        usual = sorted(sizes)[len(sizes) // 2] if sizes else 1  # The last one may be short.
+        kept = 2 + AT_A_TIME * hardware.cores() // max(1, usual)
         # It does not refer to `self`, so that a file is closed as soon as it is not used.
         self._part = lru_cache(kept)(lambda number: read_part(number, columns=[image])[image])
 
@@ -84,7 +86,7 @@ class RowFile:
     def paths(self) -> list[str]:
         """The path of each image from the folder of the file on; [] without images."""
         names = [""] * (self._starts[-1] if self.image else 0)
-        if "path: " in self._types.get(self.image, ""):
+        if "path: string" in self._types.get(self.image, ""):
             from pyarrow import compute
 
             column = self._read(columns=[f"{self.image}.path"])[self.image]
@@ -129,11 +131,23 @@ class RowFile:
 
     def content(self, row: int) -> bytes | None:
         """Return the bytes of the image in a row; None if it has none."""
+        if row >= self._starts[-1]:
+            raise ValueError(f"it has {self._starts[-1]} rows")
         part = bisect_right(self._starts, row) - 1
         with self._lock:  # Threads work on rows of one group, which is then read once.
             value = self._part(part)[row - self._starts[part]].as_py()
         content: bytes | None = value["bytes"] if isinstance(value, dict) else value
         return content
+
+
+def _holds_images(kind: Any) -> bool:
+    """Return whether a type of pyarrow's is that of images: bytes, alone or in a struct."""
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        place = kind.get_field_index("bytes")
+        kind = kind.field(place).type if place >= 0 else kind
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
 @lru_cache(_OPEN)
@@ -148,8 +162,13 @@ def opened(path: Path) -> Iterator[RowFile]:
     context, and without pyarrow.
     """
     try:
-        yield _opened(path, stamps(path.stat()))
-    except (OSError, ValueError) as error:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # To open a pipe would be to wait.
+            raise OSError("it is no file")
+        yield _opened(path, stamps(status))
+    except (LockstepError, MemoryError):
+        raise
+    except Exception as error:  # pyarrow raises any of Python's for a damaged file.
         cause = str(error).partition("\n")[0].rstrip(".")
         raise LockstepError(
             f"{path.name} cannot be read ({cause}): get it again, by git lfs pull if it is in a "

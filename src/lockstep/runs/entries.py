@@ -72,14 +72,21 @@ class Metadata(_Sealed):
     previous: PreviousLink | None = None
 
 
+class _Hub(Entries):
+    """Where a dataset of the Hub is from."""
+
+    source: str
+
+
 class SessionEntry(Entries):
     """An entry of environment.json."""
 
     step: _Count
     data: str | None = None
+    hub: _Hub | None = None
     data_sha256: dict[str, str] = {}
     model_source: dict[str, str] = {}
-    placement: dict[str, str | int | float | None] = {}
+    placement: dict[str, str | bool | int | float | None] = {}
     log_id: str = ""
     device: str = ""
     versions: dict[str, str | None] = {}

@@ -19,8 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import Record, deliver, locked, parse_json, read_lines
+from lockstep.files import Record, deliver, locked, parse_json, read_lines, require_own
 from lockstep.runs.chain import Link
+from lockstep.runs.entries import Entries
 
 _NAMESPACE = "lockstep"
 CHANGED = "its signature is not of this text: it was changed after it was signed"
@@ -57,8 +58,15 @@ def require_ssh(**files: Path | None) -> None:
             ENVIRONMENT,
         )
     for name, path in files.items():
-        if path and not os.access(path, os.R_OK):
+        if path and not (path.is_file() and os.access(path, os.R_OK)):
             raise LockstepError(f"--{name} {path}: there is no file that can be read", DATA)
+
+
+def require_key(path: Path) -> None:
+    """Raise a LockstepError unless ssh-keygen knows the file `path` as a key."""
+    require_ssh(key=path)
+    if subprocess.run(["ssh-keygen", "-l", "-f", str(path)], capture_output=True).returncode:
+        raise LockstepError(f"--key {path}: this is no SSH key, private or public", DATA)
 
 
 def add(path: Path, statement: Record, key: Path | None) -> None:
@@ -67,6 +75,10 @@ def add(path: Path, statement: Record, key: Path | None) -> None:
     ssh-keygen asks on the terminal for the passphrase of the key, if it has one. Raises:
     LockstepError; the file is then as before.
     """
+    try:
+        require_own(path)
+    except OSError as error:
+        raise LockstepError(f"--statement {path}: {error.strerror}", DATA) from None
     with locked(path.with_name(f".{path.name}.lock"), f"adding to {path.name}"):
         lines = read_lines(path)
         statement = {**statement, "after": _sha256(lines[-1]) if lines else None}
@@ -93,31 +105,44 @@ def read(path: Path, links: list[Link], digest: str, signers: Path) -> Iterator[
         before.add(_sha256(text))
 
 
-def _judged(number: int, text: bytes, links: list[Link], digest: str, signers: Path) -> Line:
+class _Statement(Entries):
+    """What a statement says, as far as Lockstep reads it."""
+
+    recipe_digest: str
+    links: list[int]
+    same: bool
+    device: str | None = None
+    after: str | None
+
+
+def _judged(number: int, line: bytes, links: list[Link], digest: str, signers: Path) -> Line:
     try:
-        record = parse_json(text)
+        record = parse_json(line)
         statement = record["statement"]
         last, numbers = Link(**statement["last"]), statement["links"]
+        _Statement.check(statement)
         of_chain = statement["recipe_digest"] == digest and last in links
-        fits = isinstance(statement["same"], bool) and all(0 < n < len(links) for n in numbers)
-    except (ValueError, TypeError, KeyError):
+        fits = of_chain and all(0 < n <= links.index(last) for n in numbers)
+        text = _text(statement)
+    except (ValueError, TypeError, KeyError, RecursionError):
         return Line(number, {}, problem="it is no statement")
     if not record.get("signature"):
         return Line(number, statement, problem="it is not signed")
     with TemporaryDirectory() as folder:
         signature = Path(folder, "signature")
-        signature.write_text(str(record["signature"]))
+        signature.write_bytes(str(record["signature"]).encode(errors="replace"))
         arguments = "-n", _NAMESPACE, "-s", str(signature)
-        if _ssh_keygen("check-novalidate", *arguments, of=_text(statement)).returncode:
+        if _ssh_keygen("check-novalidate", *arguments, of=text).returncode:
             return Line(number, statement, problem=CHANGED)
         allowed = "-f", str(signers)
-        found = _ssh_keygen("find-principals", *arguments[2:], *allowed).stdout.decode()
-        signer = next(iter(found.splitlines()), "")
-        named = *arguments, *allowed, "-I", signer
-        if not signer or _ssh_keygen("verify", *named, of=_text(statement)).returncode:
-            problem = f"{signers.name} does not allow its key"
-            return Line(number, statement, problem=problem)
-    if not (of_chain and fits):
+        lines = [text.decode(errors="replace").split() for text in read_lines(signers)]
+        # ssh-keygen finds the first name of a key, which may be for another purpose.
+        for signer in dict.fromkeys(words[0].partition(",")[0] for words in lines if words):
+            if not _ssh_keygen("verify", *arguments, *allowed, "-I", signer, of=text).returncode:
+                break
+        else:
+            return Line(number, statement, problem=f"{signers.name} does not allow its key")
+    if not fits:
         return Line(number, statement, signer, "it is of another run")
     return Line(number, statement, signer)
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from socket import gethostname
 from typing import TypeVar
 
 import torch
@@ -24,8 +25,8 @@ from torch import Tensor
 
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.kernels.portable.backends import Backend, Geometry, Int8OnGpu, Sums, multiplier
-from lockstep.kernels.portable.integers import Slices
-from lockstep.messages import logger
+from lockstep.kernels.portable.integers import MOST_INT32_TERMS, Slices
+from lockstep.messages import on_stderr
 
 T = TypeVar("T")
 _DIGIT_BITS = 7  # of the digits of a sum; they are in [-64, 64), as slices are
@@ -65,11 +66,10 @@ def product(
     swapped = a.shape[1] > b.shape[2]
     first, second = (b.mT, a.mT) if swapped else (a, b)
     weights = _weights(second)
-    column = weights.to(torch.int8)[:, None]
     most = 64 * _MOST_WEIGHT * len(weights)
 
     def expected() -> Tensor:
-        high, low = (_digits(backend.product(part, column)[:, 0], most) for part in second)
+        high, low = (_digits(_row_sums(backend, part, weights), most) for part in second)
         from_high = backend.product(first[0], torch.cat((high, low), 1))
         highs, lows = from_high.tensor_split(2, 1)
         return torch.stack(
@@ -91,8 +91,9 @@ def exact(factors: Sequence[Tensor], compute: Callable[[], Tensor]) -> Tensor:
     weights = _weights(b)
 
     def found(result: Tensor) -> Tensor:
-        # Sums of int64 are exact modulo 2**64.
-        return (result.long() * weights).sum(-1)
+        # Sums of int64 are exact modulo 2**64. A number with a fraction is wrong in any case.
+        whole = result.long()
+        return (whole * weights).sum(-1) + ((whole != result).any(-1).long() << 62)
 
     def expected() -> Tensor:
         return (a.long() * found(b)[..., None, :]).sum(-1)
@@ -155,7 +156,8 @@ def _certain(
     again = expected()
     result = compute()
     if torch.equal(found(result), before) and torch.equal(again, before):
-        logger.warning(f"{what} was wrong, and right when computed again: this machine is faulty")
+        # Process 0 alone has a log, and the machine is that of this process.
+        on_stderr(f"{gethostname()}: {what} was wrong, and right when computed again: it is faulty")
         return result
     raise LockstepError(
         f"{what} was wrong twice, or its factors have changed in memory, so this machine would "
@@ -169,10 +171,22 @@ def _weights(b: Tensor) -> Tensor:
     return torch.arange(b.shape[-1], device=b.device).remainder_(_MOST_WEIGHT).add_(1)
 
 
+def _row_sums(backend: Backend | Int8OnGpu, x: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted sums of the rows of int8 `x` [K, N], as float64 [K]. N may exceed the
+    terms of one product.
+    """
+    columns = torch.split(weights.to(torch.int8)[:, None], MOST_INT32_TERMS)
+    pairs = zip(torch.split(x, MOST_INT32_TERMS, 1), columns, strict=True)
+    return sum(
+        (backend.product(*pair)[:, 0].double() for pair in pairs),
+        x.new_zeros((), dtype=torch.float64),
+    )
+
+
 def _digits(numbers: Tensor, most: int) -> Tensor:
     """Return integers of at most `most` in magnitude as digits in [-64, 64): int8 [..., digits]."""
     digits = []
-    rest = numbers.int()
+    rest = numbers.long()
     while most:
         digit = ((rest + _OFFSET) & (2 * _OFFSET - 1)) - _OFFSET
         digits.append(digit.to(torch.int8))
