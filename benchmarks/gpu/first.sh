@@ -84,7 +84,7 @@ if [ -n "$KIT" ] && ls "$KIT"/cifar-[ab].zip > /dev/null 2>&1; then
   part data $PY -m benchmarks.gpu.packed unpack "$KIT" "$DATA"
 fi
 gpu_check=($PY -m benchmarks.gpu_check --jobs "$JOBS")
-bits=(); steps=(--also graphs=false side_by_side=true); peers=(--runs "$RUNS"); cifar10=(--runs "$RUNS"); airbench=(); checks=()
+bits=(); steps=(--also graphs=false side_by_side=true); peers=(--kept "$RUNS"); cifar10=(--kept "$RUNS"); airbench=(); checks=()
 # Each call may bring one part of the data. Without the other one, as on another machine, images are random.
 if [ -d "$DATA" ]; then
   export LOCKSTEP_DATA=$PLACE/data
@@ -95,7 +95,7 @@ if [ "$REHEARSE" = 1 ]; then
   bits=(digits,batch=16 --steps 1)
   steps=(digits,batch=8 cifar10-tutorial,batch=8 --also graphs=false side_by_side=true)
   steps+=(--warm 4 --steps 2 --profiled 1 --examples 100)
-  peers+=(--batches 8 --steps 4 --warm 2)
+  peers+=(--batches 8 --peer-steps 4 --warm 2)
   cifar10+=(--dataset benchmarks.gpu_check:colour32 --precision float32 --batch 8 --steps 2)
   airbench=(--runs 2)
   checks=(--only "recipe digits")

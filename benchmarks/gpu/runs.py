@@ -10,7 +10,7 @@
     airbench  the fastest public program for CIFAR-10, eager and compiled, if --airbench names it:
               see `python -m benchmarks.peers.airbench --help`
 
-WORDs are options of every `lockstep train`, such as --data DIR. The runs are kept in --runs.
+WORDs are options of every `lockstep train`, such as --data DIR. The runs are kept in --kept.
 """
 
 import json
@@ -53,16 +53,16 @@ def peers(table: Table, args: Namespace, words: list[str]) -> None:
         began = time.perf_counter()
         facts = measure()
         seconds = time.perf_counter() - began
-        return {**facts, "besides_s": seconds - args.steps * facts["step_ms"] / 1e3}
+        return {**facts, "besides_s": seconds - args.peer_steps * facts["step_ms"] / 1e3}
 
     def row(facts: Facts) -> list[str]:
         speed = f"{facts['images_per_s']:,.0f}", f"{facts['step_ms']:.2f}"
         return [*speed, f"{facts['besides_s']:.1f}", "1"]
 
     for batch in args.batches:
-        sizes = ("--batch", batch, "--steps", args.steps)
+        sizes = ("--batch", batch, "--steps", args.peer_steps)
         own = ["cifar10-tutorial", "--precision", "bfloat16", *sizes]
-        own += ["--dataset", "benchmarks.gpu_check:colour32", "--runs", args.runs, *words]
+        own += ["--dataset", "benchmarks.gpu_check:colour32", "--runs", args.kept, *words]
         programs = {"Lockstep, `cifar10-tutorial`": partial(trained, *own)}
         for name, more in (("eager", []), ("compiled", ["--compile"])):
             command = [*PEER, "benchmarks.peers.pytorch_gpu", *more, *sizes, "--warm", args.warm]
@@ -84,7 +84,7 @@ def cifar10(table: Table, args: Namespace, words: list[str]) -> None:
         return [facts["precision"], "; ".join(parts), "1"]
 
     def train(name: str, *more: object) -> Facts | None:
-        command = partial(trained, "cifar10", *more, "--runs", args.runs, *words)
+        command = partial(trained, "cifar10", *more, "--runs", args.kept, *words)
         return table.add([name], command, row)
 
     bfloat16 = ("--precision", "bfloat16")
@@ -142,9 +142,9 @@ PARTS = {  # name -> what adds its rows, the record, the head of its table
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs")
+    parser.add_argument("--kept", type=Path, default=Path("runs"), help="folder of the runs")
     parser.add_argument("--batches", type=int, nargs="+", default=[128, 1024], help="of peers")
-    parser.add_argument("--steps", type=int, default=3000, help="of peers")
+    parser.add_argument("--peer-steps", type=int, default=3000, help="of peers")
     parser.add_argument("--warm", type=int, default=50, help="steps of PyTorch before these")
     parser.add_argument("--airbench", nargs=2, metavar=("FILE", "FOLDER"), help="of CIFAR-10")
     args, words = parser.parse_known_args()
