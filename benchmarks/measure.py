@@ -599,7 +599,11 @@ def main() -> None:
     own = slug(" ".join([Path(args.what).name, *options]))
     if args.case == "portable-cost":  # is another on each kind of CPU
         own += f"-{slug(kind())}"
-    rows = [row(*item) for item in values.items()]
+    rows = [
+        row(*item)
+        for item in values.items()
+        if args.case != "unfamiliar" or ood.SHOWN.fullmatch(item[0])
+    ]
     facts = {
         "kind": kind(),
         "figures": {name: spread(each) for name, each in values.items()},

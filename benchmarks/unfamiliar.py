@@ -8,6 +8,7 @@ are not marked when 1% of the set's own test pictures are.
 
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -214,6 +215,8 @@ METHODS: dict[str, Callable[[Fitted, Tensor], Tensor]] = {
     "energy": energy,
     "largest logit": largest_logit,
 }
+# What the table of a record has. Its figures have all.
+SHOWN = re.compile(r".*, (third nearest of 500|(relative )?Mahalanobis\+\+|ViM): not marked, .*")
 # whose ranks among own pictures are added
 TOGETHER = ("third nearest of the class", "Mahalanobis++", "energy")
 
