@@ -61,7 +61,8 @@ def test_a_resume_records_what_the_last_session_did(here, tmp_path):
     done = succeeded(here("train", "runs/x", "--resume", "--eval-every", 3))
     assert " s in all, since the last of 2 starts\n" in done.stdout
     first, second = (each["placement"] for each in read_json(tmp_path / "runs/x/environment.json"))
-    assert first == {"timeout": 77, "eval_every": 6, "save_every": 4, "keep": "all"}
+    kept = {"timeout": 77, "eval_every": 6, "save_every": 4, "keep": "all"}
+    assert first == kept | {"folds": None, "check_products": False}
     assert second == first | {"eval_every": 3}
     assert "runs/x is complete" in here("train", "--resume", "--name", "x").stderr
     refused(here("train", "runs/x", "--resume", "--name", "y"), USAGE, "name y are two runs")
