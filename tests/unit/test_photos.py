@@ -524,7 +524,7 @@ def test_a_start_after_a_stop_reads_only_the_other_files(six, examined, monkeypa
         with pytest.raises(KeyboardInterrupt):
             read_photos(manifest_of(six))
     done = len(index_file(six).read_bytes().splitlines()) - 1
-    assert 2 <= done <= 4
+    assert 1 <= done <= 4  # The damaged one, which is not kept, may be among the first.
     examined.clear()
     read_photos(manifest_of(six))
     assert len(examined) == 6 - done
