@@ -661,7 +661,7 @@ def open_onnx(file: str, threads: int = 0) -> tuple[dict[str, Any], Compute]:
 
 
 def open_openvino(file: str, threads: int = 0) -> tuple[dict[str, Any], Compute]:
-    """Open a file of OpenVINO, FILE.xml with FILE.bin beside it, as `open_onnx` does."""
+    """Open an OpenVINO file, FILE.xml, which needs FILE.bin beside it, as `open_onnx` does."""
     import openvino
 
     core = openvino.Core()

@@ -21,6 +21,20 @@ from lockstep.runs import statefile
 from tests.helpers import recipe_with
 from tests.images import noise
 
+# a recipe that trains a head on small pictures in a moment
+HEAD = {
+    "model": "digits",
+    "head": "logits",
+    "image_px": 32,
+    "augmentation": {"kind": "flip-translate", "pixels": 0},
+    "steps": 4,
+    "min_steps": 1,
+    "precision": "float32",
+    "eval_batch": 16,
+    "towers": 2,
+    "batch": 16,
+}
+
 
 class Outcome(NamedTuple):
     """How a run ended: its result if it is complete, and the signal that stopped it, if one did."""

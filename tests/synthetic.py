@@ -55,7 +55,7 @@ def photos(folder: Path) -> None:
         )
         (folder / "photos" / name).mkdir(parents=True)
         (folder / "more").mkdir(exist_ok=True)
-        for i, row in enumerate(rows[:12]):  # No two of them look alike.
+        for i, row in enumerate(rows[:12]):  # None is similar to another one.
             moved = np.roll(row, (7 * i, 13 * i), axis=(0, 1))
             Image.fromarray(moved).save(folder / "photos" / name / f"{i}.png")
         Image.fromarray(rows[12]).save(folder / "more" / f"{number}.png")

@@ -28,7 +28,7 @@ ELEMENT = largest(sums._BITS)
 
 
 class Sum(NamedTuple):
-    """A sum of at most so many `terms`, each of at most `term`, whose `format` holds integers up to FORMATS."""
+    """A sum of at most `terms` numbers of magnitude at most `term`, in a `format` of FORMATS."""
 
     name: str
     terms: int
@@ -66,7 +66,7 @@ SUMS = [
 
 
 def is_exact(terms, term, form):
-    """Return whether torch adds so many terms exactly, the last of which makes the sum odd."""
+    """Return whether torch adds this many terms exactly. The last one makes the sum odd."""
     last = term - (terms * term + 1) % 2
     values = torch.full((terms,), term, dtype=form)
     values[-1] = last

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from tests.helpers import lockstep_error, recipe_with
 from tests.images import bright_and_dark, noise
-from tests.runs import fit_here
+from tests.runs import HEAD, fit_here
 
 from lockstep.commands.plan import fields_of_run
 from lockstep.config.placement import Placement
@@ -22,19 +22,6 @@ from lockstep.jobs.verify import verify
 from lockstep.pages.runs import page
 from lockstep.recipes import get_recipe
 from lockstep.runs.run import Run
-
-HEAD = {
-    "model": "digits",
-    "head": "logits",
-    "image_px": 32,
-    "augmentation": {"kind": "flip-translate", "pixels": 0},
-    "steps": 4,
-    "min_steps": 1,
-    "precision": "float32",
-    "eval_batch": 16,
-    "towers": 2,
-    "batch": 16,
-}
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from tests.helpers import lockstep_error, recipe_with
 from tests.images import bright_and_dark, noise
-from tests.runs import fit_here, state_path
+from tests.runs import HEAD, fit_here, state_path
 
 import lockstep
 from lockstep.commands.plan import fields_of_run
@@ -32,18 +32,6 @@ from lockstep.pages.verdict import verdict
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 
-HEAD = {
-    "model": "digits",
-    "head": "logits",
-    "image_px": 32,
-    "augmentation": {"kind": "flip-translate", "pixels": 0},
-    "steps": 4,
-    "min_steps": 1,
-    "precision": "float32",
-    "eval_batch": 16,
-    "towers": 2,
-    "batch": 16,
-}
 NOISE = noise(0, 6, 32, 32, 3)
 
 

@@ -149,7 +149,7 @@ def model_at(address: str) -> Path:
 
         commit = resolve_revision(name, revision=revision).resolved
         known = try_to_load_from_cache(name, _MODEL, revision=commit)
-        # Else it is None, or an object that says that the commit has no such file.
+        # A path if the file is in the cache; else None, or a mark that the commit lacks the file.
         path = known if isinstance(known, str) else hf_hub_download(name, _MODEL, revision=commit)
     if path is not known:
         logger.warning(f"downloaded {_MODEL} of hf://{name}@{commit}", extra={"progress": True})

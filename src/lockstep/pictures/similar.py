@@ -103,8 +103,8 @@ def _nearest(hashes: NDArray[np.uint64], others: NDArray[np.uint64]) -> dict[int
 def _alike(
     columns: NDArray[np.uint64], own: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return which hashes, `columns` [2, n], are alike to the hash `own` [2], and the share of the
-    set bits that differs for each.
+    """Return which of the hashes `columns` [2, n] are similar to the hash `own` [2], and the share
+    of the set bits that differ for each of them.
     """
     counts = np.bitwise_count(columns ^ own[:, None])
     differing = counts[0] + counts[1]
