@@ -10,7 +10,7 @@ import torch
 from tests.documents import ROOT
 
 from lockstep.kernels.portable import backends, integers, products, sums
-from lockstep.kernels.portable.backends import Float32, Geometry, Int8
+from lockstep.kernels.portable.backends import Float32, Geometry, Int8, Int8Pointwise
 from lockstep.kernels.portable.integers import Slices, assembled, exponent_for, sliced
 
 FORMATS = {torch.float32: 2**24, torch.int32: 2**31 - 1, torch.float64: 2**53}
@@ -129,19 +129,20 @@ def with_offset(one):
     return Slices((one.parts.int() + OFFSET).to(torch.uint8), 0, OFFSET)
 
 
-@pytest.mark.parametrize("backend", [Int8(), Float32()], ids=lambda one: one.name)
+@pytest.mark.parametrize("backend", [Int8(), Float32(), Int8Pointwise()], ids=lambda one: one.name)
 @pytest.mark.parametrize("terms", [integers.MOST_TERMS + 1, integers.MOST_INT32_TERMS])
 def test_long_matrix_products_of_the_largest_slices_are_exact(backend, terms, monkeypatch):
     monkeypatch.setattr(products, "multiplier", lambda device: backend)
     a = slices(HIGH, -LOW, 1, terms)
-    high, mixed = products._product(a.parts, a.parts.mT)
-    assert (int(high), int(mixed)) == exact(a, a)
+    rows = a.parts.expand(-1, backends._LEAST_FILTERS, -1)
+    high, mixed = products._product(rows, rows.mT)
+    assert (int(high.amin()), int(mixed.amin())) == exact(a, a)
+    assert (int(high.amax()), int(mixed.amax())) == exact(a, a)
     largest_low = slices(-LOW, -LOW, 1, terms).high
     assert int(backend.product(largest_low, largest_low.mT)) == (terms - 1) * LOW**2 + 1
-    if isinstance(backend, Int8):
-        longer = slices(HIGH, -LOW, 1, integers.MOST_INT32_TERMS + 1).high
-        with pytest.raises(NotImplementedError):
-            backend.product(longer, longer.mT)
+    longer = slices(HIGH, -LOW, 1, integers.MOST_INT32_TERMS + 1).parts
+    with pytest.raises(NotImplementedError):
+        backend.products(longer, longer.mT)
 
 
 @pytest.mark.parametrize("terms", [2**n for n in range(11, 19)])

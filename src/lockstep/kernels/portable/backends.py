@@ -43,6 +43,10 @@ _MOST_JOINED_TERMS = 1 << 5
 _INSIDE = range(-64, 65)
 _HIGH = attrgetter("high")
 _LOW = attrgetter("low")
+_OFFSET = 64  # of uint8 slices
+# of a matrix product that takes less time as a convolution
+_LEAST_FILTERS = 96
+_LEAST_MULTIPLICATIONS = 1 << 24
 _ZERO = torch.zeros((), dtype=torch.float64)
 _CPU = torch.device("cpu")
 
@@ -105,7 +109,23 @@ class Sums(NamedTuple):
 Watch = Callable[[Sums], None]  # sees the sums before they are added
 
 
-class Int8:
+class Multiplies:
+    """What multiplies matrices of integers."""
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers."""
+        raise NotImplementedError
+
+    def products(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a[0] b[0] and a[0] b[1] + a[1] b[0] of int8 `a` [2, M, K] and `b` [2, K, N], as
+        exact integers.
+        """
+        high = self.product(a[0], b[0])
+        mixed = self.product(a[0], b[1])
+        return high, mixed + self.product(a[1], b[0])
+
+
+class Int8(Multiplies):
     """8-bit integers with 32-bit or float32 sums, by oneDNN. Slices of 7 bits never saturate, also
     without VNNI.
 
@@ -182,7 +202,7 @@ class Int8:
         )
 
 
-class Int8OnGpu:
+class Int8OnGpu(Multiplies):
     """8-bit integers with 32-bit sums, by cuBLAS. It has matrix products only: convolutions are
     made of them.
     """
@@ -221,7 +241,7 @@ def _dense(x: Tensor) -> Tensor:
     return x.contiguous().as_strided((rows, columns), (columns, 1))
 
 
-class Float32:
+class Float32(Multiplies):
     """Products and sums in float32, exact for at most 4096 terms; longer sums are added in
     float64.
     """
@@ -233,6 +253,14 @@ class Float32:
         left = torch.split(a.float(), MOST_TERMS, 1)
         right = torch.split(b.float(), MOST_TERMS)
         return sum((torch.mm(*pair).double() for pair in zip(left, right, strict=True)), _ZERO)
+
+    def products(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Multiplies`."""
+        return _added(self._short_products, a, b, MOST_TERMS // 2)
+
+    def _short_products(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        (a_high, a_low), (b_high, b_low) = a.float(), b.float()
+        return a_high @ b_high, torch.addmm(a_high @ b_low, a_low, b_high)
 
     def convolution(
         self,
@@ -267,6 +295,54 @@ class Float32:
         return assembled(high, mixed, power)
 
 
+class Int8Pointwise(Float32):
+    """Products of large matrices in 8-bit integers, by convolutions of oneDNN with filters of one
+    position, and those of small ones in float32.
+
+    Torch multiplies matrices of int8 by a plain loop on CPUs without VNNI for AVX-512, while
+    oneDNN's convolutions are fast there.
+    """
+
+    name = "8-bit integers in convolutions"
+
+    def products(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Multiplies`."""
+        (_, rows, terms), columns = a.shape, b.shape[2]
+        if rows > columns:  # The smaller matrix becomes the filters, which oneDNN reorders.
+            high, mixed = self.products(b.mT, a.mT)
+            return high.mT, mixed.mT
+        if rows < _LEAST_FILTERS or rows * terms * columns < _LEAST_MULTIPLICATIONS:
+            return super().products(a, b)
+        return _added(self._short_products_by_filters, a, b, MOST_CONVOLUTION_TERMS)
+
+    def _short_products_by_filters(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        # A column of `b` is a position of an image, and a row of `a` is a filter.
+        positions = b.mT.contiguous().view(torch.uint8) + _OFFSET
+        high, low = positions[:, None, :, None].permute(0, 1, 4, 2, 3)
+        filters = Slices(a[..., None, None], 0, 0)
+        convolved = partial(
+            Int8()._convolved, offset=_OFFSET, weight=filters, at=_POINTWISE, power=0
+        )
+        mixed = convolved(high, part=_LOW).add_(convolved(low, part=_HIGH))
+        return convolved(high, part=_HIGH)[0, ..., 0], mixed[0, ..., 0]
+
+
+def _added(
+    products: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    a: Tensor,
+    b: Tensor,
+    terms: int,
+) -> tuple[Tensor, Tensor]:
+    """Return the sums, in int32, of the `products` of parts of so many `terms`."""
+    _require(a.shape[2], MOST_INT32_TERMS)
+    pairs = zip(torch.split(a, terms, 2), torch.split(b, terms, 1), strict=True)
+    high, mixed = (part.int() for part in products(*next(pairs)))
+    for pair in pairs:
+        for total, part in zip((high, mixed), products(*pair), strict=True):
+            total.add_(part.int())
+    return high, mixed
+
+
 def _crossed(weight: Slices) -> Tensor:
     return torch.cat((weight.low, weight.high), 1)
 
@@ -289,6 +365,7 @@ _MOST_CHANNELS = MOST_CONVOLUTION_TERMS // _SIDE**2
 # on both sides of each limit
 _CHANNELS = (3, _MOST_CHANNELS // 2, _MOST_CHANNELS // 2 + 1, _MOST_CHANNELS)
 _PLAIN = Geometry((1, 1), (1, 1), (1, 1))
+_POINTWISE = Geometry((1, 1), (0, 0), (1, 1))
 _STRIDED = Geometry((2, 2), (1, 1), (1, 1))
 _USES = {
     "matrix products": None,
@@ -382,13 +459,17 @@ def _by_speed(convolves: bool) -> list[Backend]:
         # Torch is built without oneDNN, or this CPU is not one of its.
         with suppress(RuntimeError, AttributeError):
             times[candidate] = min(timeit.repeat(compute, number=1, repeat=3))
-    return sorted(times, key=lambda candidate: times[candidate])
+    fastest = sorted(times, key=lambda candidate: times[candidate])
+    if not convolves and isinstance(fastest[0], Float32) and isinstance(_by_speed(True)[0], Int8):
+        fastest.insert(0, Int8Pointwise())
+    return fastest
 
 
 def _is_exact(candidate: Backend, at: Geometry | None) -> bool:
     """Return whether a backend computes products of the largest slices with the bits of float64."""
     if at is None:
-        return _has_exact_product(candidate, 4, 3 * MOST_TERMS, 8, _CPU)
+        shapes = ((4, 3 * MOST_TERMS, 8), (_LEAST_FILTERS, MOST_CONVOLUTION_TERMS + 1, _LEAST_FILTERS))
+        return all(_has_exact_product(candidate, *shape, _CPU) for shape in shapes)
     if at.groups == 1:
         cases = [(channels, _SIDE) for channels in _CHANNELS]
     else:  # Filters of one channel of 16 and of 36 terms: on both sides of `_MOST_JOINED_TERMS`.
@@ -403,8 +484,12 @@ def _has_exact_product(
     columns: int,
     device: torch.device,
 ) -> bool:
-    a, b = (_slices(n, terms, 1, 1).signed().high.flatten(1).to(device) for n in (rows, columns))
-    return torch.equal(candidate.product(a, b.mT).double(), a.double() @ b.mT.double())
+    a, b = (_slices(n, terms, 1, 1).signed().parts.flatten(2).to(device) for n in (rows, columns))
+    b = b.mT
+    found = candidate.product(a[1], b[1]), *candidate.products(a, b)
+    high, low = a.double()
+    exact = low @ b[1].double(), high @ b[0].double(), high @ b[1].double() + low @ b[0].double()
+    return all(torch.equal(one.double(), other) for one, other in zip(found, exact, strict=True))
 
 
 def _has_exact_convolution(

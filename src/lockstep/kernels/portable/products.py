@@ -150,12 +150,7 @@ def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     and [2, K, N].
     """
     chosen = multiplier(a.device)
-
-    def compute() -> tuple[Tensor, Tensor]:
-        high = chosen.product(a[0], b[0])
-        mixed = chosen.product(a[0], b[1])
-        return high, mixed + chosen.product(a[1], b[0])
-
+    compute = partial(chosen.products, a, b)
     return checks.product(chosen, a, b, compute) if checks.is_active() else compute()
 
 
