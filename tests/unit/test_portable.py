@@ -148,7 +148,7 @@ def test_convolutions_are_exact_on_both_sides_of_the_slice_limit(
     """Above 2,048 terms, a float32 sum with an offset is not exact, so the convolution is a matrix
     product.
     """
-    monkeypatch.setattr(products, "_FEW_OUTPUTS", 0)
+    monkeypatch.setattr(type(backends.backend()), "few_outputs", 0)
     monkeypatch.setattr(BACKENDS[-1], "longest", 0)
     at = Geometry((1, 1), (1, 1), (1, 1), groups)
     x = 1.0 - seeded(2, inputs, sides[0] + 2, sides[1] + 4).abs().mul_(2.0**-8)

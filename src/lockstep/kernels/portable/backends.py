@@ -45,8 +45,8 @@ _HIGH = attrgetter("high")
 _LOW = attrgetter("low")
 _OFFSET = 64  # of uint8 slices
 # of a matrix product that takes less time as a convolution
-_LEAST_FILTERS = 96
-_LEAST_MULTIPLICATIONS = 1 << 24
+_LEAST_FILTERS = 1 << 7
+_LEAST_MULTIPLICATIONS = 1 << 26
 _ZERO = torch.zeros((), dtype=torch.float64)
 _CPU = torch.device("cpu")
 
@@ -110,7 +110,12 @@ Watch = Callable[[Sums], None]  # sees the sums before they are added
 
 
 class Multiplies:
-    """What multiplies matrices of integers."""
+    """What multiplies matrices of integers.
+
+    A convolution of at most `few_outputs` takes less time as a product of matrices.
+    """
+
+    few_outputs = 3 << 17
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers."""
@@ -247,6 +252,7 @@ class Float32(Multiplies):
     """
 
     name = "float32"
+    few_outputs = 1 << 16
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers."""
@@ -349,6 +355,11 @@ def _crossed(weight: Slices) -> Tensor:
 
 Backend = Int8 | Float32
 
+# (M, K, N): a long product, and a large one
+_SHAPES = (
+    (4, 3 * MOST_TERMS, 8),
+    (_LEAST_FILTERS, MOST_CONVOLUTION_TERMS + 1, 2 * _LEAST_FILTERS),
+)
 _LEAST_ROWS = 32  # of a product by cuBLAS
 # (M, K, N): small, tall, long, and those of a convolution and a linear layer
 _SHAPES_ON_GPU = (
@@ -468,8 +479,7 @@ def _by_speed(convolves: bool) -> list[Backend]:
 def _is_exact(candidate: Backend, at: Geometry | None) -> bool:
     """Return whether a backend computes products of the largest slices with the bits of float64."""
     if at is None:
-        shapes = ((4, 3 * MOST_TERMS, 8), (_LEAST_FILTERS, MOST_CONVOLUTION_TERMS + 1, _LEAST_FILTERS))
-        return all(_has_exact_product(candidate, *shape, _CPU) for shape in shapes)
+        return all(_has_exact_product(candidate, *shape, _CPU) for shape in _SHAPES)
     if at.groups == 1:
         cases = [(channels, _SIDE) for channels in _CHANNELS]
     else:  # Filters of one channel of 16 and of 36 terms: on both sides of `_MOST_JOINED_TERMS`.

@@ -38,7 +38,6 @@ from lockstep.kernels.portable.integers import (
 # multiplications of a matrix product that float64 does in less time than slicing takes
 _SMALL = 1 << 22
 _FLOAT64_BITS = 53
-_FEW_OUTPUTS = 3 << 17  # of a convolution that takes less time as a matrix product
 _FEW_CHANNELS = 8
 _MANY_CHANNELS = 256
 _CHUNK_BYTES = 1 << 23  # of the copies that a weight's gradient is the product of
@@ -177,7 +176,8 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
         return _depthwise(x, weight, size, at)
     batch = x.parts.shape[1]
     positions = size[0] * size[1]
-    few = batch * positions * max(outputs, terms // 4) <= _FEW_OUTPUTS
+    few_outputs = multiplier(x.parts.device).few_outputs
+    few = batch * positions * max(outputs, terms // 4) <= few_outputs
     # For one channel and one column of outputs, oneDNN 3.12 reads other memory on AVX-512 CPUs.
     is_column = x.parts.shape[2] == size[1] == 1
     by_matrix = few or is_long or is_column or outputs >= _MANY_CHANNELS or x.parts.is_cuda
