@@ -151,7 +151,11 @@ def test_lists_are_several_labels(tmp_path):
 
 
 BAD = {
-    "an unknown class": ({"label": [0, 1, -1, 1]}, "a.parquet, row 2 has an empty cell in the col"),
+    "a hidden class": (
+        {"label": [0, 1, -1, 1]},
+        "a.parquet, row 2 has an empty cell in the column 'label': fill it, or move the file away "
+        "if it hides its labels",
+    ),
     "no class": ({"label": [0, 1, 0, 7]}, "a.parquet, row 3/3.png: 7 is the number of no class"),
     "no label": (
         {"width": [1] * 4},

@@ -173,6 +173,8 @@ def _table(
                 if place in columns:
                     correct = "write 1 if the image has this label, and 0 if not"
                 elif place == cell:
+                    if cells.own:  # such files have -1 for labels that are kept secret
+                        correct += ", or move the file away if it hides its labels"
                     correct += f", or add {option('multi_label', True)} if it has no label"
                 raise LockstepError(
                     f"{name}{cells.at}{number} has an empty cell in the column "
