@@ -11,7 +11,7 @@ from lockstep import files
 from lockstep.errors import LockstepError
 from lockstep.files import Record
 from lockstep.huggingface import reaching
-from lockstep.messages import logger, require_modules
+from lockstep.messages import logger, progress, require_modules
 from lockstep.pictures.listing import TABLES
 from lockstep.pictures.rows import SUFFIXES
 
@@ -78,12 +78,19 @@ def provenance(folder: Path | None) -> Record:
     known: dict[str, list[object]] = {}
     with suppress(OSError, ValueError):
         known = files.read_json(index)
-    entries = {}
+    entries, changed = dict[str, list[object]](), dict[str, Path]()
     for path in sorted(Path(root).rglob("*.*")):
         if path.suffix.lower()[1:] in {*TABLES, *SUFFIXES} and path.is_file():
             file, seen = str(path.relative_to(root)), [*files.stamps(path.stat())]
-            before = known.get(file, [])
-            entries[file] = before if before[:1] == [seen] else [seen, files.sha256(path)]
+            entries[file] = known.get(file, [])
+            if entries[file][:1] != [seen]:
+                entries[file], changed[file] = [seen], path
+    with progress(
+        f"computing the SHA-256 of the files of {source_of(folder)}", len(changed)
+    ) as done:
+        for file, path in changed.items():
+            entries[file].append(files.sha256(path))
+            done(1)
     if entries != known:
         with suppress(OSError):
             index.parent.mkdir(parents=True, exist_ok=True)
