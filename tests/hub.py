@@ -1,123 +1,264 @@
-"""A server with the part of the Hugging Face Hub's interface that downloads a dataset, and writers
-of the files that its datasets have.
+"""A Hugging Face Hub on this machine: the few endpoints that huggingface_hub asks, with the answers
+of the real one, for one user.
 """
 
+import base64
 import hashlib
 import json
+import re
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
-import pyarrow as pa
-from pyarrow import ipc, parquet
+import yaml
 
-COMMIT = hashlib.sha1(b"a commit").hexdigest()
+OWNER, TOKEN = "me", "hf_aVerySecretTokenOfMine"  # who may write, and see private repositories
+TAG = "v1"  # of the last commit of each repository
+LFS = (".safetensors", ".parquet")  # files that are stored apart, as by the Hub's .gitattributes
 
 
-def rows_table(images, classes=(), **columns):
-    """A table as the package datasets makes it of images, which are pairs of bytes and path. Those
-    of the `columns` that `classes` names have numbers of classes.
+def sha1(content: bytes) -> str:
+    """The object id that git gives a file."""
+    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+
+
+class Repository:
+    """A repository: its commits by id in order, each with all its files."""
+
+    def __init__(self, *, private: bool = False) -> None:
+        self.private = private
+        self.commits: dict[str, dict[str, bytes]] = {}
+
+    def commit(self, files: dict[str, bytes]) -> str:
+        """Add a commit that changes `files`. Return its id."""
+        every = {**(self.commits[self.head] if self.commits else {}), **files}
+        names = [[name, sha1(content)] for name, content in sorted(every.items())]
+        new = hashlib.sha1(json.dumps([self.head, names]).encode()).hexdigest()
+        self.commits[new] = every
+        return new
+
+    @property
+    def head(self) -> str:
+        return [*self.commits, "0" * 40][max(len(self.commits) - 1, 0)]
+
+
+class Hub:
+    """The server's state.
+
+    repositories: by kind and name, as "models/me/photos". requests: lines and headers, as text.
+    down: whether each request is answered with 503.
     """
-    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-    values = [None if data is None else {"bytes": data, "path": path} for data, path in images]
-    features = {"image": {"_type": "Image"}}
-    for name, names in dict(classes).items():
-        own = {"names": names, "_type": "ClassLabel"}
-        several = isinstance(columns[name][0], list)
-        features[name] = {"feature": own, "_type": "List"} if several else own
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    table = pa.table({"image": pa.array(values, kind), **columns})
-    return table.replace_schema_metadata(metadata)
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, Repository] = {}
+        self.stored: dict[str, bytes] = {}  # by SHA-256
+        self.requests: list[str] = []
+        self.down = False
+        self.url = ""
+
+    def add(self, name: str, files: dict[str, bytes], kind: str = "models", **options: Any) -> str:
+        """Make a repository with one commit. Return the commit."""
+        self.repositories[f"{kind}/{name}"] = repository = Repository(**options)
+        return repository.commit(files)
+
+    def add_dataset(self, name: str, root: Path) -> str:
+        """Make a repository of the files in `root`. Return its commit."""
+        paths = [path for path in root.rglob("*") if path.is_file()]
+        files = {str(path.relative_to(root)): path.read_bytes() for path in paths}
+        return self.add(name, files, "datasets")
 
 
-def write_parquet(path, table, **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(table, path, **options)
-
-
-def save_to_disk(folder, table):
-    """Write what `Dataset.save_to_disk` does, and a file of its cache, which is no part of it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("data-00000-of-00001.arrow", "cache-1.arrow"):
-        with ipc.new_stream(folder / name, table.schema) as stream:
-            stream.write_table(table, max_chunksize=3)
-    files = [{"filename": "data-00000-of-00001.arrow"}]
-    (folder / "state.json").write_text(json.dumps({"_data_files": files, "_split": None}))
-    (folder / "dataset_info.json").write_text("{}")
-
-
-def of_folder(root, split):
-    """The table of the images in root/split/CLASS, in the order of their SHA-256."""
-    paths = [path for path in (root / split).rglob("*") if path.is_file()]
-    paths.sort(key=lambda path: hashlib.sha256(path.read_bytes()).digest())
-    names = sorted({path.parent.name for path in paths})
-    images = [(path.read_bytes(), path.name) for path in paths]
-    labels = [names.index(path.parent.name) for path in paths]
-    return rows_table(images, {"label": names}, label=labels)
+class Refused(Exception):
+    """An answer of the Hub that is an error: status, code, message, and the repository's name."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.server.asked.append(self.path)
-        path = unquote(urlsplit(self.path).path)
-        name, root = self.server.dataset
-        files = {str(each.relative_to(root)): each for each in root.rglob("*") if each.is_file()}
-        base = f"/api/datasets/{name}"
-        if path in (f"{base}/revision/main", f"{base}/revision/v1", f"{base}/revision/{COMMIT}"):
-            siblings = [{"rfilename": file} for file in files]
-            return self.answer({"id": name, "sha": COMMIT, "siblings": siblings, "tags": []})
-        if path == base:
-            return self.answer({"id": name, "sha": COMMIT, "siblings": [], "tags": []})
-        if path == f"{base}/tree/{COMMIT}":
-            return self.answer(
-                [
-                    {
-                        "type": "file",
-                        "path": file,
-                        "size": each.stat().st_size,
-                        "oid": hashlib.sha1(each.read_bytes()).hexdigest(),
-                    }
-                    for file, each in files.items()
-                ]
-            )
-        file = files.get(path.removeprefix(f"/datasets/{name}/resolve/{COMMIT}/"))
-        if file is None:
-            return self.answer({"error": "Repository not found"}, 404, "RepoNotFound")
-        return self.send(file.read_bytes(), 200)
+    protocol_version = "HTTP/1.1"
+    hub: Hub
 
-    do_HEAD = do_GET
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
 
-    def answer(self, value, code=200, error=None):
-        self.send(json.dumps(value).encode(), code, error)
-
-    def send(self, data, code, error=None):
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        if error:
-            self.send_header("X-Error-Code", error)
+    def answer(self, status: int, content: bytes = b"", **headers: object) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": len(content), **headers}.items():
+            self.send_header(name.replace("_", "-"), str(value))
         self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
-    def log_message(self, *args):
-        pass
+    def do(self) -> None:
+        hub = self.hub
+        hub.requests.append(f"{self.command} {self.path}\n{self.headers}")
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+        try:
+            if hub.down:
+                raise Refused(503, "", "down")
+            path = self.path.partition("?")[0]
+            for pattern, name in ROUTES.items():
+                if match := re.fullmatch(pattern, f"{self.command} {path}"):
+                    return getattr(self, name)(body, **match.groupdict())
+            raise Refused(404, "", f"no endpoint {path}")
+        except Refused as refused:
+            status, code, message, *name = refused.args
+            text = json.dumps({"error": message, "url": "/".join([hub.url, *name])}).encode()
+            return self.answer(status, text, X_Error_Code=code, X_Error_Message=message)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do
+
+    @property
+    def user(self) -> str | None:
+        return OWNER if self.headers.get("Authorization") == f"Bearer {TOKEN}" else None
+
+    def json(self, value: object) -> None:
+        self.answer(200, json.dumps(value).encode(), Content_Type="application/json")
+
+    def find(self, kind: str | None, name: str, *, write: bool = False) -> Repository:
+        """The repository. One that is private does not exist for others."""
+        repository = self.hub.repositories.get(f"{kind or 'models'}/{name}")
+        if repository is None or (repository.private and self.user is None):
+            raise Refused(404 if self.user else 401, "RepoNotFound", "Repository not found")
+        if write and name.partition("/")[0] != self.user:
+            raise Refused(403 if self.user else 401, "", "no right to write")
+        return repository
+
+    def at(self, repository: Repository, revision: str) -> str:
+        revision = repository.head if revision in ("main", TAG) else revision
+        if revision not in repository.commits:
+            raise Refused(404, "RevisionNotFound", "Revision not found")
+        return revision
+
+    def info(self, body: bytes, kind: str, name: str, revision: str | None = None) -> None:
+        repository = self.find(kind, name)
+        commit = self.at(repository, revision or "main")
+        files = repository.commits[commit]
+        self.json({"id": name, "sha": commit, "siblings": [{"rfilename": each} for each in files]})
+
+    def tree(self, body: bytes, kind: str, name: str, revision: str) -> None:
+        repository = self.find(kind, name)
+        files = repository.commits[self.at(repository, revision)]
+        entries = [
+            {"type": "file", "path": path, "oid": sha1(content), "size": len(content)}
+            for path, content in files.items()
+        ]
+        for entry in entries:
+            if (path := entry["path"]).endswith(LFS):
+                oid = self.known(path, files[path])
+                entry["lfs"] = {"oid": oid, "size": entry["size"], "pointerSize": 130}
+        self.json(entries)
+
+    def create(self, body: bytes) -> None:
+        asked = json.loads(body)
+        if self.user is None:
+            raise Refused(401, "", "Invalid username or password.")
+        owner = asked["organization"] or self.user
+        if owner != self.user:
+            raise Refused(403, "", "no right to write")
+        name = f"{owner}/{asked['name']}"
+        key = f"{asked.get('type') or 'model'}s/{name}"
+        if key in self.hub.repositories:
+            raise Refused(409, "", "You already created this repo", name)
+        private = asked.get("visibility") == "private" or asked.get("private") is True
+        self.hub.repositories[key] = Repository(private=private)
+        self.hub.repositories[key].commit({".gitattributes": b"*.safetensors filter=lfs\n"})
+        self.json({"url": f"{self.hub.url}/{name}", "name": name})
+
+    def validate(self, body: bytes) -> None:
+        text = json.loads(body)["content"]
+        assert isinstance(yaml.safe_load(text.split("---\n")[1]), dict)
+        self.json({"errors": [], "warnings": []})
+
+    def preupload(self, body: bytes, kind: str, name: str) -> None:
+        repository = self.find(kind, name, write=True)
+        files = repository.commits[repository.head]
+        self.json(
+            {
+                "files": [
+                    {
+                        "path": path,
+                        "uploadMode": "lfs" if path.endswith(LFS) else "regular",
+                        "shouldIgnore": False,
+                        "oid": self.known(path, files[path]) if path in files else None,
+                    }
+                    for path in (each["path"] for each in json.loads(body)["files"])
+                ]
+            }
+        )
+
+    def known(self, path: str, content: bytes) -> str:
+        return hashlib.sha256(content).hexdigest() if path.endswith(LFS) else sha1(content)
+
+    def batch(self, body: bytes, name: str) -> None:
+        self.find("models", name, write=True)
+        found = []
+        for one in json.loads(body)["objects"]:
+            href = f"{self.hub.url}/stored/{one['oid']}"
+            actions = {} if one["oid"] in self.hub.stored else {"upload": {"href": href}}
+            found.append({**one, **({"actions": actions} if actions else {})})
+        self.json({"transfer": "basic", "objects": found})
+
+    def store(self, body: bytes, oid: str) -> None:
+        assert hashlib.sha256(body).hexdigest() == oid
+        self.hub.stored[oid] = body
+        self.answer(200)
+
+    def commit(self, body: bytes, kind: str, name: str) -> None:
+        repository = self.find(kind, name, write=True)
+        files = {}
+        for line in body.splitlines():
+            entry = json.loads(line)
+            value = entry["value"]
+            if entry["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif entry["key"] == "lfsFile":
+                files[value["path"]] = self.hub.stored[value["oid"]]
+        new = repository.commit(files)
+        self.json({"commitUrl": f"{self.hub.url}/{name}/commit/{new}", "commitOid": new})
+
+    def resolve(self, body: bytes, kind: str | None, name: str, revision: str, path: str) -> None:
+        repository = self.find(kind, name)
+        commit = self.at(repository, revision)
+        if path not in repository.commits[commit]:
+            raise Refused(404, "EntryNotFound", "Entry not found")
+        content = repository.commits[commit][path]
+        # The real one redirects to the file of a large one, on another host.
+        self.answer(200, content, X_Repo_Commit=commit, ETag=f'"{self.known(path, content)}"')
+
+
+_REPOSITORY = r"(?P<name>[\w.-]+/[\w.-]+)"
+_OF_KIND = rf"/api/(?P<kind>models|datasets)/{_REPOSITORY}"
+ROUTES = {
+    rf"GET {_OF_KIND}(/revision/(?P<revision>[^/]+))?": "info",
+    rf"GET {_OF_KIND}/tree/(?P<revision>[^/]+)": "tree",
+    r"POST /api/repos/create": "create",
+    r"POST /api/validate-yaml": "validate",
+    rf"POST {_OF_KIND}/preupload/main": "preupload",
+    rf"POST {_OF_KIND}/commit/main": "commit",
+    rf"POST /{_REPOSITORY}\.git/info/lfs/objects/batch": "batch",
+    r"PUT /stored/(?P<oid>\w+)": "store",
+    rf"(GET|HEAD) /((?P<kind>datasets)/)?{_REPOSITORY}/resolve/(?P<revision>[^/]+)/(?P<path>.+)": "resolve",
+}
 
 
 @contextmanager
-def hub(name: str, root: Path):
-    """Serve the files in `root` as those of the dataset `name`, at one commit. Yield the address and
-    the list of what is asked.
-    """
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        server.dataset, server.asked = (name, root), []
-        thread = threading.Thread(target=server.serve_forever)
+def hub_here() -> Iterator[Hub]:
+    """Serve a Hub within the context."""
+    hub = Hub()
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        hub.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", server.asked
+            yield hub
         finally:
             server.shutdown()
             thread.join()

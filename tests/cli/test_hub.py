@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 from tests.conftest import NATIVE
 from tests.helpers import DATA, ENVIRONMENT, USAGE, read_json, refused, succeeded
-from tests.model_hub import OWNER, TOKEN, hub_here
+from tests.hub import OWNER, TOKEN, hub_here
 
 import lockstep
 from lockstep import messages

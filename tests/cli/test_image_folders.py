@@ -78,7 +78,8 @@ def test_the_rows_of_files_give_the_weights_of_the_folder(program, here, tmp_pat
     """As Parquet, from the Hub, and as `save_to_disk` writes it, on 1 and 2 processes."""
     pytest.importorskip("pyarrow")
     pytest.importorskip("huggingface_hub")
-    from tests.hub import COMMIT, hub, of_folder, save_to_disk, write_parquet
+    from tests.hub import hub_here
+    from tests.rows_files import of_folder, save_to_disk, write_parquet
 
     for split, count in (("train", 20), ("test", 5)):
         bright_and_dark(tmp_path / "folder" / split, count)
@@ -97,20 +98,21 @@ def test_the_rows_of_files_give_the_weights_of_the_folder(program, here, tmp_pat
     assert first[0]["source"].startswith("rows/data/test-0.parquet, row 0/")
     succeeded(here("report", "runs/rows-1"))
     assert "row 0/" in (tmp_path / "runs/rows-1/report.html").read_text()
-    with hub("me/spots", tmp_path / "rows") as (address, _):
-        where = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hub")}
+    with hub_here() as hub:
+        commit = hub.add_dataset("me/spots", tmp_path / "rows")
+        where = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub")}
         name = ("--name", "hub")
         done = program("train", "hf://me/spots@v1", *options, *name, "--processes", 2, **where)
     assert record_of(done)["weights_sha256"] == one["weights_sha256"]
     (session,) = read_json(tmp_path / "runs/hub/environment.json")
-    assert session["hub"]["source"] == f"hf://me/spots@{COMMIT}"
+    assert session["hub"]["source"] == f"hf://me/spots@{commit}"
     assert {*session["hub"]["files"]} == {"data/train-0.parquet", "data/test-0.parquet"}
-    assert f"hf://me/spots@v1 is hf://me/spots@{COMMIT}" in done.stderr
+    assert f"hf://me/spots@v1 is hf://me/spots@{commit}" in done.stderr
     succeeded(program("verify", "runs/hub", **where))  # without the server
-    again = program("train", f"hf://me/spots@{COMMIT}", *options, "--name", "again", **where)
+    again = program("train", f"hf://me/spots@{commit}", *options, "--name", "again", **where)
     assert record_of(again)["weights_sha256"] == one["weights_sha256"]
     shutil.rmtree(tmp_path / "hub")
-    refused(here("eval", "runs/hub"), DATA, f"give --data hf://me/spots@{COMMIT}")
+    refused(here("eval", "runs/hub"), DATA, f"give --data hf://me/spots@{commit}")
 
 
 def test_a_resume_needs_the_same_images_and_notes_other_decoders(here, tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ from tests.images import encoded, load_folder, write
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'lockstep-images[hf]'")
 
 from pyarrow import ipc, parquet
-from tests.hub import COMMIT, hub, of_folder, rows_table, save_to_disk, write_parquet
+from tests.hub import hub_here
+from tests.rows_files import of_folder, rows_table, save_to_disk, write_parquet
 
 from lockstep import files, hardware
 from lockstep.classify.inputs import image_of, is_one, items
@@ -257,41 +258,42 @@ def test_paths_of_strangers_stay_in_the_file(tmp_path):
 
 @pytest.fixture
 def served(folder, tmp_path, monkeypatch):
-    """A dataset on a server: its files, and what is asked of the server."""
+    """A dataset on a server: its files, its commit, and what is asked of the server."""
     constants = pytest.importorskip(
         "huggingface_hub.constants", reason="huggingface_hub is missing"
     )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     root = as_files("parquet", folder, tmp_path / "rows")
     (root / "beans.py").write_text("raise SystemExit")
-    with hub("me/beans", root) as (address, asked):
+    with hub_here() as hub:
+        commit = hub.add_dataset("me/beans", root)
         # as HF_ENDPOINT does
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        files = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
-        yield root, asked
+        yield root, commit, hub.requests
 
 
 def test_a_dataset_of_the_hub_is_fetched_once(served, folder, monkeypatch):
     from lockstep.pictures.hub import located, provenance
 
-    root, asked = served
+    root, commit, asked = served
     place = located("hf://me/beans@v1")
-    assert place.name == COMMIT
+    assert place.name == commit
     assert not [*place.rglob("*.py")]
     one, other = load_folder(place), load_folder(folder)
     assert {name: each.sha256 for name, each in one.items()} == {
         name: each.sha256 for name, each in other.items()
     }
     said = provenance(place)["hub"]
-    assert said["source"] == f"hf://me/beans@{COMMIT}"
+    assert said["source"] == f"hf://me/beans@{commit}"
     paths = [*root.rglob("*.parquet")]
     assert said["files"] == {str(each.relative_to(root)): files.sha256(each) for each in paths}
     assert provenance(root) == {}
     assert located("hf://datasets/me/beans@v1/data") == place / "data"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     count = len(asked)
-    for name in (f"hf://me/beans@{COMMIT}", "hf://me/beans@v1"):
+    for name in (f"hf://me/beans@{commit}", "hf://me/beans@v1"):
         assert located(name) == place
     assert len(asked) == count
     victim = next(place.rglob("*.parquet"))
