@@ -38,6 +38,12 @@ class Sum(NamedTuple):
 
 SUMS = [
     Sum("matrix product", integers.MOST_TERMS, LOW * LOW, torch.float32),
+    Sum(
+        "matrix product, mixed sum in float32",
+        integers.MOST_TERMS // 2,
+        2 * HIGH * LOW,
+        torch.float32,
+    ),
     Sum("matrix product, mixed sum", integers.MOST_INT32_TERMS, 2 * HIGH * LOW, torch.int32),
     Sum("128 S + T", integers.MOST_TERMS // 2, 128 * HIGH**2 + 2 * HIGH * LOW, torch.int32),
     Sum(
