@@ -28,7 +28,7 @@ from lockstep.kernels.portable import (
     products,
     sums,
 )
-from lockstep.kernels.portable.backends import Float32, Geometry, Int8
+from lockstep.kernels.portable.backends import Float32, Geometry, Int8, Int8Pointwise
 from lockstep.kernels.portable.registry import EXACT, PORTABLE
 from lockstep.kernels.portable.sums import total
 from lockstep.recipes import get_recipe
@@ -177,6 +177,33 @@ def test_a_backend_failing_strided_convolutions_does_all_others(monkeypatch):
         "8-bit integers": ["matrix products", "convolutions"],
         "float32": ["strided convolutions", "grouped convolutions", "grouped strided convolutions"],
     }
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 1, 5), (17, 2049, 33), (130, 4097, 64)])
+@pytest.mark.parametrize("by_columns", [(), (0,), (1,), (0, 1)])
+def test_products_of_every_backend_are_exact_and_leave_their_factors(
+    monkeypatch, shape, by_columns
+):
+    monkeypatch.setattr(backends, "_LEAST_FILTERS", 1)
+    monkeypatch.setattr(backends, "_LEAST_MULTIPLICATIONS", 0)
+    rows, terms, columns = shape
+    generator = torch.Generator().manual_seed(0)
+    factors = [
+        torch.randint(-64, 64, (2, *size), dtype=torch.int8, generator=generator)
+        for size in ((rows, terms), (terms, columns))
+    ]
+    for which in by_columns:
+        factors[which] = factors[which].mT.contiguous().mT
+    a, b = (factor.double() for factor in factors)
+    exact = a[0] @ b[0], a[0] @ b[1] + a[1] @ b[0]
+    for backend in (Int8(), Float32(), Int8Pointwise()):
+        found = backend.products(*factors)
+        assert all(
+            torch.equal(one.double(), other) for one, other in zip(found, exact, strict=True)
+        )
+    assert all(
+        torch.equal(factor.double(), one) for factor, one in zip(factors, (a, b), strict=True)
+    )
 
 
 def test_backends_of_products_and_convolutions_are_timed_apart(

@@ -324,13 +324,13 @@ class Int8Pointwise(Float32):
     def _short_products_by_filters(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         # A column of `b` is a position of an image, and a row of `a` is a filter.
         positions = b.mT.contiguous().view(torch.uint8) + _OFFSET
-        high, low = positions[:, None, :, None].permute(0, 1, 4, 2, 3)
+        high, low = positions[:, None, None].permute(0, 1, 4, 2, 3)
         filters = Slices(a[..., None, None], 0, 0)
         convolved = partial(
             Int8()._convolved, offset=_OFFSET, weight=filters, at=_POINTWISE, power=0
         )
         mixed = convolved(high, part=_LOW).add_(convolved(low, part=_HIGH))
-        return convolved(high, part=_HIGH)[0, ..., 0], mixed[0, ..., 0]
+        return convolved(high, part=_HIGH)[0, :, 0], mixed[0, :, 0]
 
 
 def _added(
