@@ -22,7 +22,7 @@ from lockstep.kernels.portable import checks, products
 from lockstep.kernels.portable.backends import (
     Backend,
     Geometry,
-    Multiplies,
+    Multiplier,
     Sums,
     Watch,
     backend,
@@ -36,7 +36,7 @@ _CONVOLUTIONS = ((8, 16, 8, 16, 3, 1), (4, 3, 12, 24, 5, 1), (6, 8, 9, 8, 3, 2))
 _SUMMED = 5  # products of which the checksum of a product of matrices consists
 
 
-class Faulty(Multiplies):
+class Faulty(Multiplier):
     """A backend in which one bit flips, once the checksum is computed: in the factor 0 or 1, or in
     the sums, 2.
     """

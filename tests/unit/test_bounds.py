@@ -23,7 +23,7 @@ def largest(bits):
 
 WHOLE = largest(integers.SLICED_BITS)
 HIGH = (WHOLE + 64) // 128
-LOW, OFFSET = 64, integers._OFFSET
+LOW, OFFSET = 64, integers.OFFSET
 ELEMENT = largest(sums._BITS)
 
 

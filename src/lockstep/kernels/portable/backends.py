@@ -30,6 +30,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError, option
 from lockstep.kernels.portable.integers import (
     MOST_INT32_TERMS,
     MOST_TERMS,
+    OFFSET,
     Slices,
     assembled,
     scaled,
@@ -43,7 +44,6 @@ _MOST_JOINED_TERMS = 1 << 5
 _INSIDE = range(-64, 65)
 _HIGH = attrgetter("high")
 _LOW = attrgetter("low")
-_OFFSET = 64  # of uint8 slices
 # of a matrix product that takes less time as a convolution
 _LEAST_FILTERS = 1 << 7
 _LEAST_MULTIPLICATIONS = 1 << 26
@@ -109,12 +109,14 @@ class Sums(NamedTuple):
 Watch = Callable[[Sums], None]  # sees the sums before they are added
 
 
-class Multiplies:
-    """What multiplies matrices of integers.
+class Multiplier:
+    """A backend for products of matrices.
 
-    A convolution of at most `few_outputs` takes less time as a product of matrices.
+    name: for messages.
+    few_outputs: a convolution of at most so many takes less time as a product of matrices.
     """
 
+    name: str
     few_outputs = 3 << 17
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
@@ -130,7 +132,7 @@ class Multiplies:
         return high, mixed + self.product(a[1], b[0])
 
 
-class Int8(Multiplies):
+class Int8(Multiplier):
     """8-bit integers with 32-bit or float32 sums, by oneDNN. Slices of 7 bits never saturate, also
     without VNNI.
 
@@ -207,7 +209,7 @@ class Int8(Multiplies):
         )
 
 
-class Int8OnGpu(Multiplies):
+class Int8OnGpu(Multiplier):
     """8-bit integers with 32-bit sums, by cuBLAS. It has matrix products only: convolutions are
     made of them.
     """
@@ -246,7 +248,7 @@ def _dense(x: Tensor) -> Tensor:
     return x.contiguous().as_strided((rows, columns), (columns, 1))
 
 
-class Float32(Multiplies):
+class Float32(Multiplier):
     """Products and sums in float32, exact for at most 4096 terms; longer sums are added in
     float64.
     """
@@ -261,8 +263,8 @@ class Float32(Multiplies):
         return sum((torch.mm(*pair).double() for pair in zip(left, right, strict=True)), _ZERO)
 
     def products(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Multiplies`."""
-        return _added(self._short_products, a, b, MOST_TERMS // 2)
+        """See `Multiplier`."""
+        return _in_parts(self._short_products, a, b, MOST_TERMS // 2)
 
     def _short_products(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         (a_high, a_low), (b_high, b_low) = a.float(), b.float()
@@ -312,34 +314,36 @@ class Int8Pointwise(Float32):
     name = "8-bit integers in convolutions"
 
     def products(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Multiplies`."""
+        """See `Multiplier`."""
         (_, rows, terms), columns = a.shape, b.shape[2]
         if rows > columns:  # The smaller matrix becomes the filters, which oneDNN reorders.
             high, mixed = self.products(b.mT, a.mT)
             return high.mT, mixed.mT
         if rows < _LEAST_FILTERS or rows * terms * columns < _LEAST_MULTIPLICATIONS:
             return super().products(a, b)
-        return _added(self._short_products_by_filters, a, b, MOST_CONVOLUTION_TERMS)
+        return _in_parts(self._short_products_by_filters, a, b, MOST_CONVOLUTION_TERMS)
 
     def _short_products_by_filters(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         # A column of `b` is a position of an image, and a row of `a` is a filter.
-        positions = b.mT.contiguous().view(torch.uint8) + _OFFSET
+        positions = b.mT.contiguous().view(torch.uint8) + OFFSET
         high, low = positions[:, None, None].permute(0, 1, 4, 2, 3)
         filters = Slices(a[..., None, None], 0, 0)
         convolved = partial(
-            Int8()._convolved, offset=_OFFSET, weight=filters, at=_POINTWISE, power=0
+            Int8()._convolved, offset=OFFSET, weight=filters, at=_POINTWISE, power=0
         )
         mixed = convolved(high, part=_LOW).add_(convolved(low, part=_HIGH))
         return convolved(high, part=_HIGH)[0, :, 0], mixed[0, :, 0]
 
 
-def _added(
+def _in_parts(
     products: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     a: Tensor,
     b: Tensor,
     terms: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the sums, in int32, of the `products` of parts of so many `terms`."""
+    """Return both sums of `Multiplier.products` as int32. The factors are divided, so that
+    `products` adds at most `terms` pairs of numbers.
+    """
     _require(a.shape[2], MOST_INT32_TERMS)
     pairs = zip(torch.split(a, terms, 2), torch.split(b, terms, 1), strict=True)
     high, mixed = (part.int() for part in products(*next(pairs)))
@@ -355,11 +359,6 @@ def _crossed(weight: Slices) -> Tensor:
 
 Backend = Int8 | Float32
 
-# (M, K, N): a long product, and a large one
-_SHAPES = (
-    (4, 3 * MOST_TERMS, 8),
-    (_LEAST_FILTERS, MOST_CONVOLUTION_TERMS + 1, 2 * _LEAST_FILTERS),
-)
 _LEAST_ROWS = 32  # of a product by cuBLAS
 # (M, K, N): small, tall, long, and those of a convolution and a linear layer
 _SHAPES_ON_GPU = (
@@ -399,7 +398,7 @@ def backend(at: Geometry | None = None) -> Backend:
     return _backend(at._replace(padding=(1, 1), groups=1 if at.groups == 1 else _OUTPUTS))
 
 
-def multiplier(device: torch.device) -> Backend | Int8OnGpu:
+def multiplier(device: torch.device) -> Multiplier:
     """Return the backend for matrix products on a device, checked there. Raises: LockstepError if
     it is not exact.
     """
@@ -479,7 +478,10 @@ def _by_speed(convolves: bool) -> list[Backend]:
 def _is_exact(candidate: Backend, at: Geometry | None) -> bool:
     """Return whether a backend computes products of the largest slices with the bits of float64."""
     if at is None:
-        return all(_has_exact_product(candidate, *shape, _CPU) for shape in _SHAPES)
+        shapes = [(4, 3 * MOST_TERMS, 8)]
+        if isinstance(candidate, Int8Pointwise):  # Only large products are convolutions.
+            shapes.append((_LEAST_FILTERS, MOST_CONVOLUTION_TERMS + 1, 2 * _LEAST_FILTERS))
+        return all(_has_exact_product(candidate, *shape, _CPU) for shape in shapes)
     if at.groups == 1:
         cases = [(channels, _SIDE) for channels in _CHANNELS]
     else:  # Filters of one channel of 16 and of 36 terms: on both sides of `_MOST_JOINED_TERMS`.
@@ -488,7 +490,7 @@ def _is_exact(candidate: Backend, at: Geometry | None) -> bool:
 
 
 def _has_exact_product(
-    candidate: Backend | Int8OnGpu,
+    candidate: Multiplier,
     rows: int,
     terms: int,
     columns: int,
@@ -533,4 +535,4 @@ def _slices(
     """
     values = torch.arange(2 * n * channels * height * width).view(2, n, height, width, channels)
     parts = torch.where(values * 2654435761 % 7 < 5, 127, values * 40503 % 128).to(torch.uint8)
-    return Slices(parts.permute(0, 1, 4, 2, 3), 0, 64)
+    return Slices(parts.permute(0, 1, 4, 2, 3), 0, OFFSET)

@@ -24,13 +24,12 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.kernels.portable.backends import Backend, Geometry, Int8OnGpu, Sums, multiplier
-from lockstep.kernels.portable.integers import MOST_INT32_TERMS, Slices
+from lockstep.kernels.portable.backends import Backend, Geometry, Multiplier, Sums, multiplier
+from lockstep.kernels.portable.integers import MOST_INT32_TERMS, OFFSET, Slices
 from lockstep.messages import on_stderr
 
 T = TypeVar("T")
 _DIGIT_BITS = 7  # of the digits of a sum; they are in [-64, 64), as slices are
-_OFFSET = 64
 _MOST_WEIGHT = 7
 _CHUNK = 1 << 17  # elements
 _ZERO = torch.zeros((), dtype=torch.float64)
@@ -54,7 +53,7 @@ def is_active() -> bool:
 
 
 def product(
-    backend: Backend | Int8OnGpu,
+    backend: Multiplier,
     a: Tensor,
     b: Tensor,
     compute: Callable[[], tuple[Tensor, Tensor]],
@@ -116,8 +115,8 @@ def convolution(
         rows = x.signed().parts.permute(0, 1, 3, 4, 2).reshape(2, batch, -1)
         ones = rows.new_ones(1, batch)
         digits = torch.stack([_digits(multiply(ones, part)[0], 64 * batch) for part in rows])
-        images = digits.add_(_OFFSET).view(torch.uint8).mT.reshape(2, -1, *shape)
-        as_slices = replace(x, parts=images.permute(0, 1, 4, 2, 3), offset=_OFFSET)
+        images = digits.add_(OFFSET).view(torch.uint8).mT.reshape(2, -1, *shape)
+        as_slices = replace(x, parts=images.permute(0, 1, 4, 2, 3), offset=OFFSET)
         backend.convolution(as_slices, weight, at, 0, joined)
         return sums.pop()
 
@@ -171,7 +170,7 @@ def _weights(b: Tensor) -> Tensor:
     return torch.arange(b.shape[-1], device=b.device).remainder_(_MOST_WEIGHT).add_(1)
 
 
-def _row_sums(backend: Backend | Int8OnGpu, x: Tensor, weights: Tensor) -> Tensor:
+def _row_sums(backend: Multiplier, x: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sums of the rows of int8 `x` [K, N], as float64 [K]. N may exceed the
     terms of one product.
     """
@@ -188,10 +187,10 @@ def _digits(numbers: Tensor, most: int) -> Tensor:
     digits = []
     rest = numbers.long()
     while most:
-        digit = ((rest + _OFFSET) & (2 * _OFFSET - 1)) - _OFFSET
+        digit = ((rest + OFFSET) & (2 * OFFSET - 1)) - OFFSET
         digits.append(digit.to(torch.int8))
         rest = (rest - digit) >> _DIGIT_BITS
-        most = (most + _OFFSET) >> _DIGIT_BITS
+        most = (most + OFFSET) >> _DIGIT_BITS
     return torch.stack(digits, -1)
 
 

@@ -39,7 +39,7 @@ _MOST_EXPONENT = 100
 # Between 2**23 and 2**24 a float32 has no fraction, so an addition rounds to an integer.
 _ROUNDER = 1.5 * 2.0**23
 _ROUNDER_BITS = 0x4B400000  # of the float32 _ROUNDER; the bits of _ROUNDER + n are n more
-_OFFSET = 64  # of both slices as uint8
+OFFSET = 64  # of both slices as uint8
 _CHUNK = 1 << 16  # elements; a chunk and what is computed from it stay in a core's cache
 _NOT_FINITE = -1 << 20  # the exponent, on a GPU, of a tensor that has an element that is not finite
 _FLOAT64_BIAS, _FLOAT64_FRACTION = 1023, 52
@@ -155,11 +155,11 @@ def _sliced(x: Tensor) -> Slices | None:
     for part, high, low in in_chunks(vectors, _CHUNK):
         # The sum is rounded once: the low 14 bits are the two slices.
         # A conversion to uint8 keeps the low 8 bits. The eighth bit of the high slice is 0.
-        bits = _added(_ROUNDER + 128 * _OFFSET + _OFFSET, part, scale).view(torch.int32)
+        bits = _added(_ROUNDER + 128 * OFFSET + OFFSET, part, scale).view(torch.int32)
         low.copy_(bits).bitwise_and_(127)
         high.copy_(bits.bitwise_right_shift_(7))
     places = [order.index(d) + 1 for d in range(x.ndim)]
-    return Slices(parts.permute(0, *places), exponent, _OFFSET)
+    return Slices(parts.permute(0, *places), exponent, OFFSET)
 
 
 def rounded(x: Tensor, scale: float | Tensor) -> Tensor:
