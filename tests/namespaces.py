@@ -132,8 +132,23 @@ class Hosts:
         _ip("-n", self._switch, "link", "set", self._port(host), "down")
 
     def connect(self, host: int) -> None:
-        """Take a host's link up again."""
+        """Take a host's link up again, and return when it can reach another host.
+
+        Packets of killed programs may still look for the other host's hardware address; until that
+        fails, so does every new connection, with "No route to host".
+        """
         _ip("-n", self._switch, "link", "set", self._port(host), "up")
+        other = self.addresses[host - 1]
+        words = ["ip", "netns", "exec", self.names[host], "bash", "-c", f"</dev/tcp/{other}/9"]
+        until = time.monotonic() + 30
+        while True:
+            answer = subprocess.run(
+                words, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True
+            ).stderr
+            if "Connection refused" in answer:  # No program listens there, but the host answers.
+                return
+            assert time.monotonic() < until, answer
+            time.sleep(0.1)
 
     def kill(self, host: int) -> None:
         """Kill all processes of a host at once, and take its link down, as when its power fails."""
