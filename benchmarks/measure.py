@@ -597,7 +597,7 @@ def main() -> None:
     names = dict.fromkeys(name for each in rounds for name in each)
     values = {name: [each[name] for each in rounds if name in each] for name in names}
     own = slug(" ".join([Path(args.what).name, *options]))
-    if args.case == "portable-cost":  # is another on each kind of CPU
+    if args.case in ("checked-cost", "portable-cost"):  # is another on each kind of CPU
         own += f"-{slug(kind())}"
     rows = [
         row(*item)
