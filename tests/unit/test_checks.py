@@ -1,6 +1,7 @@
 """Products with a checksum: correct ones are not reported, and wrong bits are found."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -60,6 +61,33 @@ def test_a_correct_product_passes_with_the_same_bits(shape, dtype, capsys):
     batch = a[None].expand(2, -1, -1), b[None].expand(2, -1, -1)
     assert torch.equal(*both(lambda: products.matmul(*batch)))
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [-64, 63])
+@pytest.mark.parametrize("unit", [Int8(), Float32()])
+def test_sums_beyond_int32_have_checksums(unit, value, capsys):
+    a, b = (torch.full(shape, value, dtype=torch.int8) for shape in ((2, 9, 4096), (2, 4096, 200)))
+    checked = checks.product(unit, a, b, partial(unit.products, a, b))
+    assert all(map(torch.equal, checked, unit.products(a, b)))
+    assert int(checked[1].long().sum()) > 1 << 31
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terms", [1, 2, 129, 130, 16_513, 16_514, 2**25])
+def test_digits_hold_each_sum_of_slices(terms):
+    sums = torch.tensor([-64 * terms, 0, 63 * terms])
+    digits = checks._digits(sums, terms)
+    assert torch.equal(checks._joined(digits).long(), sums)
+
+
+@pytest.mark.parametrize("bit", range(31))
+def test_a_bit_of_any_column_is_found(bit, capsys):
+    a, b = torch.randint(-64, 64, (2, 2, 3, 7, 7), dtype=torch.int8)[:, :, 0]
+    for column in range(7):
+        wrong = backend().products(a, b)
+        wrong[bit % 2][3, column] ^= 1 << bit
+        checks.product(backend(), a, b, iter([wrong, backend().products(a, b)]).__next__)
+        assert "right when computed again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("convolves", [False, True])

@@ -3,8 +3,9 @@
 Why: a CPU or a memory that is faulty gives wrong bits without an error. Only a second computation
 would show them, at twice the price.
 Gain: a checksum takes the time of reading the factors and the product. A step of the CIFAR-10
-tutorial takes about a fifth longer (docs/reliability.md), and not twice the time.
-Exact: all sums are integers below 2**53, so a correct product is never reported.
+tutorial takes 10 to 20% longer (docs/reliability.md), and not twice the time.
+Exact: all sums are integers, compared as a whole or modulo a power of two, so a correct product is
+never reported.
 
 The checksum of a matrix product A B is A (B w) = (A B) w, with a weight for each column. That of a
 convolution is its result for the sum of all images. It is computed from the factors before the
@@ -16,7 +17,7 @@ Source: algorithm-based fault tolerance (Huang and Abraham, 1984).
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from socket import gethostname
 from typing import TypeVar
 
@@ -31,8 +32,7 @@ from lockstep.messages import on_stderr
 T = TypeVar("T")
 _DIGIT_BITS = 7  # of the digits of a sum; they are in [-64, 64), as slices are
 _MOST_WEIGHT = 7
-_CHUNK = 1 << 17  # elements
-_ZERO = torch.zeros((), dtype=torch.float64)
+_CHUNK = 1 << 16  # elements
 _active = False
 
 
@@ -64,20 +64,21 @@ def product(
     # The larger factor is read only once, for the sums of its rows.
     swapped = a.shape[1] > b.shape[2]
     first, second = (b.mT, a.mT) if swapped else (a, b)
-    weights = _weights(second)
-    most = 64 * _MOST_WEIGHT * len(weights)
+    columns = second.shape[2]
+    weights = _weights(columns, second.device, torch.int32)
 
     def expected() -> Tensor:
-        high, low = (_digits(_row_sums(backend, part, weights), most) for part in second)
-        from_high = backend.product(first[0], torch.cat((high, low), 1))
-        highs, lows = from_high.tensor_split(2, 1)
-        return torch.stack(
-            (_joined(highs), _joined(lows) + _joined(backend.product(first[1], high)))
-        )
+        sums = torch.stack([_row_sums(backend, part) for part in second])
+        digits = _digits(sums, _MOST_WEIGHT * columns)
+        # Few rows and many columns take less time than the reverse.
+        high, mixed = backend.product(digits.flatten(0, 1), first[0].mT).tensor_split(2)
+        mixed = mixed + backend.product(digits[0], first[1].mT)
+        return _joined(torch.stack((high, mixed))).long().int()
 
     def found(parts: tuple[Tensor, Tensor]) -> Tensor:
+        # Sums of int32 are exact modulo 2**32, where an odd weight loses no bit.
         turned = [part.mT if swapped else part for part in parts]
-        return torch.stack([part.double() @ weights.double() for part in turned])
+        return torch.stack([(part * weights).sum(1, dtype=torch.int32) for part in turned])
 
     return _certain("product", a[0].shape, b[0].shape, expected, compute, found)
 
@@ -87,7 +88,7 @@ def exact(factors: Sequence[Tensor], compute: Callable[[], Tensor]) -> Tensor:
     K] and [..., K, N], once its checksum is right.
     """
     a, b = factors
-    weights = _weights(b)
+    weights = _weights(b.shape[-1], b.device, torch.int64)
 
     def found(result: Tensor) -> Tensor:
         # Sums of int64 are exact modulo 2**64. A number with a fraction is wrong in any case.
@@ -114,14 +115,15 @@ def convolution(
     def expected() -> Tensor:
         rows = x.signed().parts.permute(0, 1, 3, 4, 2).reshape(2, batch, -1)
         ones = rows.new_ones(1, batch)
-        digits = torch.stack([_digits(multiply(ones, part)[0], 64 * batch) for part in rows])
-        images = digits.add_(OFFSET).view(torch.uint8).mT.reshape(2, -1, *shape)
+        totals = torch.stack([multiply(ones, part)[0] for part in rows])
+        digits = _digits(totals, batch)
+        images = digits.add_(OFFSET).view(torch.uint8).reshape(2, -1, *shape)
         as_slices = replace(x, parts=images.permute(0, 1, 4, 2, 3), offset=OFFSET)
         backend.convolution(as_slices, weight, at, 0, joined)
         return sums.pop()
 
     def joined(found: Sums) -> None:
-        images = [_joined(_by_image(part).mT) for part in found.parts]
+        images = [_joined(_by_image(part)) for part in found.parts]
         sums.append(torch.stack(images) / torch.tensor(found.scales)[:, None])
 
     def added(found: Sums) -> None:
@@ -165,39 +167,45 @@ def _certain(
     )
 
 
-def _weights(b: Tensor) -> Tensor:
-    """Return the weights of the columns of `b`, int64 from 1 to 7."""
-    return torch.arange(b.shape[-1], device=b.device).remainder_(_MOST_WEIGHT).add_(1)
+@cache
+def _weights(columns: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the weights of columns: 1, 3, 5 and 7 in turn."""
+    numbers = torch.arange(columns, device=device).mul_(2).bitwise_and_(_MOST_WEIGHT).add_(1)
+    return numbers.to(dtype)
 
 
-def _row_sums(backend: Multiplier, x: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sums of the rows of int8 `x` [K, N], as float64 [K]. N may exceed the
+def _row_sums(backend: Multiplier, x: Tensor) -> Tensor:
+    """Return the weighted sums of the rows of int8 `x` [K, N], as integers [K]. N may exceed the
     terms of one product.
     """
-    columns = torch.split(weights.to(torch.int8)[:, None], MOST_INT32_TERMS)
-    pairs = zip(torch.split(x, MOST_INT32_TERMS, 1), columns, strict=True)
-    return sum(
-        (backend.product(*pair)[:, 0].double() for pair in pairs),
-        x.new_zeros((), dtype=torch.float64),
+    weights = _weights(x.shape[1], x.device, torch.int8)[None]
+    pairs = zip(
+        torch.split(weights, MOST_INT32_TERMS, 1), torch.split(x.mT, MOST_INT32_TERMS), strict=True
     )
+    first, *others = (backend.product(*pair)[0] for pair in pairs)
+    return sum((other.long() for other in others), first)
 
 
-def _digits(numbers: Tensor, most: int) -> Tensor:
-    """Return integers of at most `most` in magnitude as digits in [-64, 64): int8 [..., digits]."""
-    digits = []
-    rest = numbers.long()
-    while most:
-        digit = ((rest + OFFSET) & (2 * OFFSET - 1)) - OFFSET
-        digits.append(digit.to(torch.int8))
-        rest = (rest - digit) >> _DIGIT_BITS
-        most = (most + OFFSET) >> _DIGIT_BITS
-    return torch.stack(digits, -1)
+def _digits(numbers: Tensor, terms: int) -> Tensor:
+    """Return sums of `terms` slices [..., n] as digits in [-64, 64): int8 [..., digits, n], the
+    lowest first.
+    """
+    places, largest = [0], 1
+    while largest < terms:
+        places.append(places[-1] + _DIGIT_BITS)
+        largest += 1 << places[-1]
+    # Without a sign, they are the digits of a larger number, each with its offset.
+    whole = torch.int32 if 2 * OFFSET * largest < 1 << 31 else torch.int64
+    larger = numbers.to(whole) + OFFSET * largest
+    shifts = torch.tensor(places, dtype=whole, device=numbers.device)
+    digits = larger[..., None, :] >> shifts[:, None]
+    return digits.bitwise_and_(2 * OFFSET - 1).sub_(OFFSET).to(torch.int8)
 
 
 def _joined(digits: Tensor) -> Tensor:
-    """Return the numbers, float64 [...], that have these `digits` [..., digits]."""
-    places = torch.arange(digits.shape[-1], device=digits.device).double()
-    return digits.double() @ torch.exp2(_DIGIT_BITS * places)
+    """Return the numbers, float64 [..., n], that have these `digits` [..., digits, n]."""
+    places = torch.arange(digits.shape[-2], device=digits.device).double()
+    return digits.double().mul_(torch.exp2(_DIGIT_BITS * places)[:, None]).sum(-2)
 
 
 def _by_image(x: Tensor) -> Tensor:
@@ -208,7 +216,7 @@ def _by_image(x: Tensor) -> Tensor:
 def _total(rows: Tensor) -> Tensor:
     """Return the sum of float32 `rows` as float64, which also keeps a wrong fraction of a number.
 
-    Parts of the rows stay in a core's cache.
+    Parts of the columns stay in a core's cache.
     """
-    count = max(1, _CHUNK // rows.shape[1])
-    return sum((part.double().sum(0) for part in torch.split(rows, count)), _ZERO)
+    columns = torch.split(rows, max(1, _CHUNK // len(rows)), 1)
+    return torch.cat([part.double().sum(0) for part in columns])
