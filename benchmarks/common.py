@@ -179,7 +179,7 @@ def save(name: str, record: dict[str, Any], folder: Path | None = None) -> None:
         Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parent).with_suffix("")
     )
     # a folder of this machine says nothing
-    words = [re.sub(r"(?<![^=])/.*", "DIR", word) for word in sys.argv[1:]]
+    words = [re.sub(r"(?<![^=])\.{0,2}/.*", "DIR", word) for word in sys.argv[1:]]
     command = f"python -m benchmarks.{'.'.join(program.parts)} {shlex.join(words)}".rstrip()
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     why, commit = refusal(), TREE[0] if TREE else ""

@@ -137,7 +137,7 @@ class Recipe(Settings):
     Shorthands:
         tower_batch: Images per step for each tower; or give `batch`.
         portable: Use portable arithmetic (bit-exact on every CPU tried), in float32. A step takes
-            1.5 to 2.7 times as long.
+            1.5 to 2.8 times as long.
     """
 
     shorthands: ClassVar = ("tower_batch", "portable")
