@@ -9,7 +9,7 @@ from benchmarks.flips import PLACES, reported, trial
 from tests.helpers import lockstep_error
 
 from lockstep.kernels.portable import checks, products
-from lockstep.kernels.portable.backends import Float32, Geometry, Int8, backend
+from lockstep.kernels.portable.backends import Float32, Geometry, Int8, Int8OnGpu, backend
 
 GEOMETRIES = {
     "plain": ((8, 3, 9, 9), (16, 3, 5, 5), Geometry((1, 1), (2, 2), (1, 1))),
@@ -64,7 +64,7 @@ def test_a_correct_product_passes_with_the_same_bits(shape, dtype, capsys):
 
 
 @pytest.mark.parametrize("value", [-64, 63])
-@pytest.mark.parametrize("unit", [Int8(), Float32()])
+@pytest.mark.parametrize("unit", [Int8(), Float32(), Int8OnGpu()])
 def test_sums_beyond_int32_have_checksums(unit, value, capsys):
     a, b = (torch.full(shape, value, dtype=torch.int8) for shape in ((2, 9, 4096), (2, 4096, 200)))
     checked = checks.product(unit, a, b, partial(unit.products, a, b))

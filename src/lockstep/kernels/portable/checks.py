@@ -170,8 +170,8 @@ def _certain(
 @cache
 def _weights(columns: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the weights of columns: 1, 3, 5 and 7 in turn."""
-    numbers = torch.arange(columns, device=device).mul_(2).bitwise_and_(_MOST_WEIGHT).add_(1)
-    return numbers.to(dtype)
+    numbers = torch.arange(columns, device=device)
+    return numbers.mul_(2).remainder_(_MOST_WEIGHT + 1).add_(1).to(dtype)
 
 
 def _row_sums(backend: Multiplier, x: Tensor) -> Tensor:
