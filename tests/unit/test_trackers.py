@@ -93,7 +93,8 @@ def test_wandb_gets_the_same_offline_and_says_that_it_has_two_parts(tmp_path, ex
     assert result["weights_sha256"] == expected["weights_sha256"]
     wandb.teardown()  # Its service writes the files.
     name = read_json(tmp_path / "mine/environment.json")[0]["log_id"]
-    first, second = sorted((tmp_path / "wandb").glob(f"offline-run-*-{name}/run-*.wandb"))
+    # wandb names a folder by the second of its start, and adds -1 for another in the same second.
+    first, second = sorted((tmp_path / "wandb").glob(f"offline-run-*-{name}*/run-*.wandb"))
     assert first.name == second.name == f"run-{name}.wandb"  # `wandb sync` joins them
     for file, words in (
         (first, (b"train/loss", b"optimizer")),
